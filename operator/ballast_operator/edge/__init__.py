@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process: kopf handlers, metrics and health server, main."""

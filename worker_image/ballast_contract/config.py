@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's configuration file: written by the operator into a ConfigMap, or by a person who runs a worker alone.
+
+Every key may also come from the environment: `BALLAST_` and the path in upper snake case, as in
+`BALLAST_DEVICE_BUDGET=48g` or `BALLAST_SERVING_HTTP_PORT=8080`. Unknown keys and variables are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+from pydantic.alias_generators import to_camel
+
+from ballast_contract import names, quantities, validation
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names key, value, limit and remedy."""
+
+
+class ResidencyWish(StrEnum):
+    """What the user wants of a model's weights."""
+
+    UNPINNED = "unpinned"
+    SYSTEM = "system"
+    DEVICE = "device"
+
+
+def _worker_size(value: object) -> object:
+    return quantities.parse_worker(value) if isinstance(value, str) else value
+
+
+def _size_or_percent(value: object) -> object:
+    if isinstance(value, str):
+        return f"{quantities.parse_percent(value)}%" if value.endswith("%") else quantities.parse_worker(value)
+    return value
+
+
+def _size_or(*words: str) -> pydantic.BeforeValidator:
+    def parse(value: object) -> object:
+        if isinstance(value, str):
+            return value.lower() if value.lower() in words else quantities.parse_worker(value)
+        return value
+
+    return pydantic.BeforeValidator(parse)
+
+
+Size = Annotated[int, pydantic.BeforeValidator(_worker_size), pydantic.Field(ge=0)]
+"""Bytes; also read from text such as 48g."""
+
+
+class Section(pydantic.BaseModel):
+    """A part of the configuration: immutable, unknown keys refused, keys in camelCase."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_enum_values=False
+    )
+
+
+class Batching(Section):
+    """How requests of one model are put together."""
+
+    max_size: Annotated[int, pydantic.Field(ge=0, le=65536)] = 0
+    """Rows in one execution; 0 is the largest compiled size."""
+    max_delay_milliseconds: Annotated[int, pydantic.Field(ge=0, le=60000)] = 0
+    """How long a row may wait for company while the device is busy; never a delay while it is idle."""
+
+
+class ModelEntry(Section):
+    """A model that a worker without an operator serves."""
+
+    name: Annotated[str, pydantic.Field(min_length=1, max_length=253)]
+    uri: Annotated[str, pydantic.Field(min_length=1, max_length=2048)]
+    digest: Annotated[str, pydantic.Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
+    residency: ResidencyWish = ResidencyWish.UNPINNED
+    batching: Batching = Batching()
+
+
+class Weights(Section):
+    """Shares of the usable device memory (budget - context - code)."""
+
+    max_percent: Annotated[int, pydantic.Field(ge=1, le=100)] = 100
+    slack_percent: Annotated[int, pydantic.Field(ge=0, le=99)] = 10
+
+
+class Device(Section):
+    """Device memory of the whole worker process."""
+
+    budget: Annotated[int | str | None, pydantic.BeforeValidator(_size_or_percent)] = None
+    """Bytes, or a percentage of the card as '90%'. None: what is free at start minus the reserve (1 GiB on cpu)."""
+    reserve: Size = 1536 << 20
+    weights: Weights = Weights()
+    scratch: Annotated[int | Literal["auto"], _size_or("auto")] = "auto"
+    oversubscription: Literal["refuse", "allow"] = "refuse"
+    allocator: Literal["arena"] = "arena"
+    ordinal: Annotated[int, pydantic.Field(ge=0, le=63)] = 0
+
+
+class Host(Section):
+    """Host copies of weights."""
+
+    budget: Annotated[int | Literal["auto", "unlimited"], _size_or("auto", "unlimited")] = "auto"
+    sharing: Literal["node", "none"] = "none"
+    file_mode: Annotated[str, pydantic.Field(pattern=r"^0[0-7]{3}$")] = "0660"
+    directory: Path = Path("/dev/shm/ballast")  # noqa: S108 - the host pool lives in shared memory by design
+    segment_bytes: Size = 64 << 20
+    """Size of one segment file of the host pool; at least 2 MiB, a multiple of 2 MiB."""
+    workers: Annotated[int, pydantic.Field(ge=1, le=1024)] = 1
+    """Workers that divide the budget where it is not shared."""
+
+
+class Serving(Section):
+    """Ports, limits and the drain."""
+
+    host: str = "0.0.0.0"
+    http_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.HTTP_PORT
+    grpc_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.GRPC_PORT
+    metrics_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.METRICS_PORT
+    control_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.CONTROL_PORT
+    max_queue: Annotated[int, pydantic.Field(ge=1, le=1 << 20)] = 1024
+    """Requests waiting per model; one more is refused."""
+    max_request_bytes: Size = 512 << 20
+    request_timeout_seconds: Annotated[int, pydantic.Field(ge=1, le=3600)] = 60
+    """Deadline of a request that brings none."""
+    grace_seconds: Annotated[int, pydantic.Field(ge=1, le=86400)] = 300
+    """terminationGracePeriodSeconds of the pod; a terminating worker admits until 15 s before its end."""
+
+
+class Build(Section):
+    """The builder process."""
+
+    parallelism: Annotated[int, pydantic.Field(ge=1, le=64)] = 1
+    timeout_seconds: Annotated[int, pydantic.Field(ge=1, le=86400)] = 1800
+
+
+class WorkerConfig(Section):
+    """A worker's whole configuration."""
+
+    name: Annotated[str, pydantic.Field(min_length=1, max_length=253)] = "worker"
+    namespace: Annotated[str, pydantic.Field(max_length=63)] = ""
+    node: Annotated[str, pydantic.Field(max_length=253)] = ""
+    backend: Literal["cpu", "cuda"] = "cpu"
+    managed: bool = False
+    """An operator assigns the models. False: serve `models` and every bundle of `modelDirectory`."""
+    model_directory: Path | None = None
+    models: Annotated[tuple[ModelEntry, ...], pydantic.Field(max_length=10000)] = ()
+    stores: dict[str, Path] = {}
+    """Claim name to mount path, for pvc:// uris."""
+    executable_store: Path = Path("~/.cache/ballast/executables")
+    state_directory: Path = Path("~/.local/state/ballast")
+    device: Device = Device()
+    host: Host = Host()
+    serving: Serving = Serving()
+    build: Build = Build()
+    compaction_interval: Annotated[int, pydantic.Field(ge=0, le=1 << 30)] = 0
+    """Compact after so many on-demand loads; 0 never. For a worker without an operator."""
+
+
+def load(path: Path | None, environment: Mapping[str, str]) -> WorkerConfig:
+    """Read a configuration file (None: defaults) and the environment over it.
+
+    Raises:
+        ConfigError: the file cannot be read, is no mapping, or has an unknown key or a bad value; the environment has
+            an unknown variable with our prefix.
+    """
+    data: Any = {}
+    if path is not None:
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"configuration file '{path}' cannot be read: {error}") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"configuration file '{path}' must be a mapping of keys, not {type(data).__name__}")
+    _overlay(data, environment)
+    try:
+        return WorkerConfig.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise ConfigError(validation.describe(error, WorkerConfig)) from error
+
+
+def _overlay(data: dict[str, Any], environment: Mapping[str, str]) -> None:
+    known = dict(_variables(WorkerConfig, ()))
+    for variable in sorted(v for v in environment if v.startswith(names.ENV_PREFIX)):
+        if variable not in known:
+            hint = validation.nearest(variable, known)
+            raise ConfigError(
+                f"unknown environment variable '{variable}'" + (f": did you mean '{hint}'?" if hint else "")
+            )
+        *parents, key = known[variable]
+        target = data
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        text = environment[variable]
+        try:
+            target[key] = json.loads(text) if text[:1] in "[{" or text in ("true", "false") else text
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"environment variable '{variable}' is not valid JSON: {error}") from error
+
+
+def _variables(section: type[Section], path: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+    found = []
+    for name, field in section.model_fields.items():
+        here = (*path, field.alias or name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found += _variables(field.annotation, here)
+        else:
+            snake = "_".join(re.sub(r"(?<!^)(?=[A-Z])", "_", part) for part in here)
+            found.append((names.ENV_PREFIX + snake.upper(), here))
+    return found

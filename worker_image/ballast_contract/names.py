@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that both sides of the control channel, the chart and the documentation must spell alike."""
+
+from __future__ import annotations
+
+from typing import Final
+
+API_GROUP: Final = "ballast.dev"
+API_VERSION: Final = "v1alpha1"
+
+HTTP_PORT: Final = 8000
+GRPC_PORT: Final = 8001
+METRICS_PORT: Final = 8002
+CONTROL_PORT: Final = 8003
+INTROSPECTION_PORT: Final = 8004
+
+OIP_SERVICE: Final = "inference.GRPCInferenceService"
+
+EPOCH_METADATA: Final = "ballast-epoch"
+"""Trailing metadata of a refused control call: the highest epoch the worker has seen."""
+
+FORWARDED_HEADER: Final = "ballast-forwarded"
+"""Header (HTTP) and metadata (gRPC) of a call passed on by a worker: it is not passed on again."""
+
+LABEL_BUDGET: Final = "ballast.dev/budget"
+LABEL_MODEL: Final = "ballast.dev/model"
+ANNOTATION_TEMPLATE_HASH: Final = "ballast.dev/template-hash"
+ANNOTATION_PAUSED: Final = "ballast.dev/paused"
+ANNOTATION_REPACK: Final = "ballast.dev/repack"
+ANNOTATION_COMPACT: Final = "ballast.dev/compact"
+ANNOTATION_UPDATE: Final = "ballast.dev/update"
+FINALIZER: Final = "ballast.dev/finalizer"
+
+ENV_PREFIX: Final = "BALLAST_"
+"""Prefix of the worker's environment variables: the path of a configuration key in upper snake case."""

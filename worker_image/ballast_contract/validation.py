@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clear words for bad input: which key or value is wrong, what is allowed, and the nearest thing that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import pydantic
+
+RENAMED: Final[Mapping[str, str]] = {
+    "mem_fraction": "device.budget (bytes, or a percentage of the card)",
+    "device_memory_fraction": "device.budget (bytes, or a percentage of the card)",
+    "weight_cache_fraction": "device.weights.maxPercent",
+    "device_weight_fraction": "device.weights.maxPercent",
+    "weight_cache_wiggle_fraction": "device.weights.slackPercent",
+    "device_headroom_fraction": "device.weights.slackPercent",
+    "pin_to_gpu": "residency: device",
+    "host_weight_budget": "host.budget",
+    "shared_host_weights": "host.sharing (node | none)",
+    "shared_host_weights_mode": "host.fileMode",
+    "lpt_packing": "placement.mode: packed",
+    "eager": "lazy",
+    "scheduled": "preload",
+    "on_demand": "disabled",
+    "off": "disabled",
+}
+"""Names of the first system that people may still type, and ours in their place."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like this one, or None when none is close."""
+    candidates = {k.lower(): k for k in known}
+    found = difflib.get_close_matches(word.lower(), list(candidates), n=1, cutoff=0.6)
+    return candidates[found[0]] if found else None
+
+
+def unknown_key(path: str, key: str, known: Iterable[str]) -> str:
+    """One sentence about a key that does not exist at `path` (empty for the top)."""
+    where = f"{path}.{key}" if path else key
+    if key in RENAMED:
+        return f"unknown key '{where}': its name here is {RENAMED[key]}"
+    known = sorted(known)
+    hint = nearest(key, known)
+    return f"unknown key '{where}': " + (f"did you mean '{hint}'?" if hint else f"known keys are {', '.join(known)}")
+
+
+def describe(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> str:
+    """Every fault of a validation in one line each, keys spelled as the user spells them (by alias)."""
+    lines = []
+    for fault in error.errors(include_url=False):
+        path = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            *parents, key = (str(part) for part in fault["loc"])
+            lines.append(unknown_key(".".join(parents), key, _known_keys(model, fault["loc"][:-1])))
+        else:
+            value = fault.get("input")
+            shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+            lines.append(f"'{path}': {fault['msg'].removeprefix('Value error, ')}{shown}")
+    return "; ".join(lines)
+
+
+def _known_keys(model: type[pydantic.BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    current: Any = model
+    for part in path:
+        if isinstance(part, int):
+            continue
+        current = next(
+            (
+                _model_of(field.annotation)
+                for name, field in getattr(current, "model_fields", {}).items()
+                if part in (name, field.alias)
+            ),
+            None,
+        )
+    return [field.alias or name for name, field in getattr(current, "model_fields", {}).items()]
+
+
+def _model_of(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    for part in getattr(annotation, "__args__", ()):
+        if (found := _model_of(part)) is not None:
+            return found
+    return None
