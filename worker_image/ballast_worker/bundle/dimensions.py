@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symbolic dimensions: their names, expressions over them, and the concrete shape that a program gives them.
+
+An expression is spelled as JAX prints it (`2*batch`, `floordiv(sequence - 3, 2) + 1`) and is read by a small evaluator
+with an allow-list, so that output shapes and bytes are known without JAX.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+MAX_EXPRESSION = 256
+"""Characters of one expression."""
+
+MAX_SIZE = 2**31 - 1
+"""Elements of one axis: what XLA's 32-bit dimension arithmetic can express."""
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
+"""How a dimension is called: a name that JAX's symbolic shapes accept too."""
+
+RESERVED = frozenset({"mod", "floordiv", "max", "min", "non_negative"})
+"""Functions of expressions; no dimension may have such a name."""
+
+_BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: int.__add__,
+    ast.Sub: int.__sub__,
+    ast.Mult: int.__mul__,
+    ast.FloorDiv: int.__floordiv__,
+    ast.Mod: int.__mod__,
+}
+_FUNCTIONS: Mapping[str, tuple[int, Callable[..., int]]] = {
+    "floordiv": (2, int.__floordiv__),
+    "mod": (2, int.__mod__),
+    "max": (2, max),
+    "min": (2, min),
+    "non_negative": (1, lambda value: max(value, 0)),
+}
+
+
+def names_in(expression: str) -> frozenset[str]:
+    """Names of the dimensions that an expression uses.
+
+    Raises:
+        ValueError: The expression uses anything but integers, names, `+ - * // ^`, parentheses and the functions
+            `floordiv`, `mod`, `max`, `min`, `non_negative`, or is longer than `MAX_EXPRESSION`.
+    """
+    found: set[str] = set()
+
+    def note(name: str) -> int:
+        found.add(name)
+        return 1
+
+    _walk(_parse(expression), note, expression)
+    return frozenset(found)
+
+
+def evaluate(expression: str, values: Mapping[str, int]) -> int:
+    """The value of an expression when every dimension has the given value.
+
+    Raises:
+        ValueError: As for `names_in`; or a dimension has no value, a division by zero, or a result outside
+            0..`MAX_SIZE`.
+    """
+
+    def look_up(name: str) -> int:
+        if name not in values:
+            raise ValueError(
+                f"dimension {name!r} in {expression!r} has no value; known are {', '.join(values) or 'none'}"
+            )
+        return values[name]
+
+    try:
+        result = _walk(_parse(expression), look_up, expression)
+    except ZeroDivisionError as error:
+        raise ValueError(f"{expression!r} divides by zero for {dict(values)}") from error
+    if not 0 <= result <= MAX_SIZE:
+        raise ValueError(f"{expression!r} is {result} for {dict(values)}; sizes lie between 0 and {MAX_SIZE}")
+    return result
+
+
+def concrete_shape(shape: Iterable[int | str], program: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape for one program: names and expressions replaced by their values.
+
+    Raises:
+        ValueError: As for `evaluate`.
+    """
+    return tuple(axis if isinstance(axis, int) else evaluate(axis, program) for axis in shape)
+
+
+def program_name(program: Mapping[str, int]) -> str:
+    """The spelling of a program in logs, metrics and file names, as in `batch=4,sequence=128`; `static` without dimensions."""
+    return ",".join(f"{name}={value}" for name, value in program.items()) or "static"
+
+
+def _parse(expression: str) -> ast.expr:
+    if len(expression) > MAX_EXPRESSION:
+        raise ValueError(f"expression of {len(expression)} characters; at most {MAX_EXPRESSION} are read")
+    if expression != expression.strip():
+        raise ValueError(f"{expression!r} has spaces around it")
+    try:
+        return ast.parse(expression, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{expression!r} is not a dimension or an expression over dimensions") from error
+
+
+def _walk(node: ast.expr, look_up: Callable[[str], int], expression: str) -> int:
+    match node:
+        case ast.Constant(value=int() as value) if not isinstance(value, bool):
+            return value
+        case ast.Name(id=name) if NAME.match(name) and name not in RESERVED:
+            return look_up(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_walk(operand, look_up, expression)
+        case ast.BinOp(left=left, op=ast.BitXor(), right=ast.Constant(value=int() as power)) if 0 <= power <= 8:
+            return _bounded(int(_walk(left, look_up, expression) ** power), expression)  # JAX prints powers as n^2
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            operands = _walk(left, look_up, expression), _walk(right, look_up, expression)
+            return _bounded(_BINARY[type(op)](*operands), expression)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            arity, function = _FUNCTIONS[name]
+            if len(args) == arity:
+                return function(*(_walk(arg, look_up, expression) for arg in args))
+    raise ValueError(
+        f"{expression!r} is not an expression over dimensions: integers, names, + - * // ^, parentheses and "
+        f"{', '.join(sorted(RESERVED))} are"
+    )
+
+
+def _bounded(value: int, expression: str) -> int:
+    # Keeps products of large integers from growing without limit.
+    if abs(value) > 2**63:
+        raise ValueError(f"{expression!r} exceeds 64 bits")
+    return value

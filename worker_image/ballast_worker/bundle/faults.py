@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clear words for a manifest that is wrong: file, field, value, limit, and the nearest thing that was meant."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable
+from typing import Any
+
+import pydantic
+
+MAX_FAULTS = 8
+"""Faults told in one message; the rest is counted."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def short(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    return _SHORT.repr(value)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, or None when nothing is close."""
+    candidates = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=0.6)
+    return candidates[found[0]] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` for the nearest known word, or the list of what is known."""
+    known = sorted(known)
+    hint = nearest(word, known)
+    return f"did you mean {hint!r}?" if hint else f"known are {', '.join(known)}"
+
+
+def describe(error: pydantic.ValidationError, model: type[pydantic.BaseModel], *, file: str) -> str:
+    """Every fault of a validation, `file: field: what is wrong`, separated by semicolons."""
+    faults = error.errors(include_url=False, include_context=False)
+    lines = [_one(fault, model) for fault in faults[:MAX_FAULTS]]
+    if len(faults) > MAX_FAULTS:
+        lines.append(f"and {len(faults) - MAX_FAULTS} more")
+    return f"{file}: " + "; ".join(lines)
+
+
+def _one(fault: Any, model: type[pydantic.BaseModel]) -> str:
+    location = fault["loc"]
+    path = ".".join(str(part) for part in location)
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key {path!r}: {did_you_mean(str(location[-1]), _keys_at(model, location[:-1]))}"
+    if fault["type"] == "missing":
+        return f"{path!r} is missing"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    value = fault.get("input")
+    shown = f" (got {short(value)})" if isinstance(value, str | int | float | bool) else ""
+    return f"{path}: {message}{shown}" if path else message
+
+
+def _keys_at(model: type[pydantic.BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    current: type[pydantic.BaseModel] | None = model
+    for part in path:
+        if current is None or isinstance(part, int):
+            continue
+        fields = current.model_fields.items()
+        current = next((_model_in(f.annotation) for name, f in fields if part in (name, f.alias)), None)
+    return [] if current is None else [field.alias or name for name, field in current.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> type[pydantic.BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    found = (_model_in(part) for part in getattr(annotation, "__args__", ()))
+    return next((model for model in found if model is not None), None)
