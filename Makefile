@@ -1,14 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-# `make help` lists the targets.
+# `make help` lists the targets. On a bare Debian machine each target installs what it needs first.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON := .venv/bin/python
+BOOTSTRAP := e2e/bootstrap/bootstrap
+CLUSTER := e2e/cluster/cluster
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 20
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
+
+.PHONY: demo
+demo: setup ## the whole product with real models in a real cluster (KUBECONFIG=FILE: in that cluster)
+	$(PYTHON) e2e/demo/demo.py
+
+.PHONY: demo-down
+demo-down: ## remove everything that `make demo` brought up
+	@if [ -x $(PYTHON) ] && [ -n "$(KUBECONFIG)" ]; then $(PYTHON) e2e/demo/demo.py --down; fi
+	$(CLUSTER) down --all
+	$(CLUSTER) leftovers
+
+.PHONY: test
+test: setup ## every check and test; PARTS="static unit" for some
+	$(PYTHON) tests/run_all.py $(PARTS)
+
+.PHONY: test-gpu
+test-gpu: ## what needs an NVIDIA GPU
+	python3 -m pytest -m gpu tests/gpu
+
+.PHONY: setup
+setup: ## packages, virtual environment, binaries and images (what is there is kept)
+	$(BOOTSTRAP) all
 
 .PHONY: generate
 generate: ## write every generated file: stubs, CRDs, values schema, reference documents
 	$(PYTHON) e2e/generate.py
+
+.PHONY: format
+format: ## format the sources and apply safe fixes
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+.PHONY: cluster-up cluster-down
+cluster-up: setup ## only the local cluster, two nodes
+	$(CLUSTER) up --nodes 2
+cluster-down: ## stop the local cluster
+	$(CLUSTER) down

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from ballast_contract import config, validation
+
+
+def written(tmp_path, text):
+    path = tmp_path / "worker.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_need_no_file():
+    assert config.load(None, {}).serving.http_port == 8000
+
+
+def test_sizes_are_read_in_any_case_and_percentages_of_the_card_stay_percentages(tmp_path):
+    loaded = config.load(written(tmp_path, "device: {budget: 90%, reserve: 1.5G}\nhost: {budget: UNLIMITED}\n"), {})
+    assert loaded.device.budget == "90%"
+    assert loaded.device.reserve == 3 << 29
+    assert loaded.host.budget == "unlimited"
+
+
+def test_the_environment_wins_over_the_file(tmp_path):
+    path = written(tmp_path, "device: {budget: 1g}\n")
+    assert config.load(path, {"BALLAST_DEVICE_BUDGET": "2g"}).device.budget == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("devise: {budget: 1g}", "unknown key 'devise': did you mean 'device'?"),
+        ("device: {bugdet: 1g}", "unknown key 'device.bugdet': did you mean 'budget'?"),
+        (
+            "device: {weights: {slakPercent: 3}}",
+            "unknown key 'device.weights.slakPercent': did you mean 'slackPercent'?",
+        ),
+        ("models: [{name: a, uri: file:///a, residencey: device}]", "did you mean 'residency'?"),
+        ("mem_fraction: 0.9", "its name here is device.budget"),
+        ("device: {budget: 1 parsec}", "is not a size"),
+        ("device: {weights: {maxPercent: 101}}", "less than or equal to 100"),
+        ("serving: {httpPort: 99999}", "65535"),
+        ("[1, 2]", "must be a mapping"),
+        ("device: {budget: [", "cannot be read"),
+    ],
+)
+def test_a_bad_file_is_refused_naming_the_key_and_what_is_allowed(tmp_path, text, message):
+    with pytest.raises(config.ConfigError) as caught:
+        config.load(written(tmp_path, text), {})
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(config.ConfigError, match="nothing.yaml"):
+        config.load(tmp_path / "nothing.yaml", {})
+
+
+def test_an_unknown_variable_with_our_prefix_is_refused_naming_the_nearest():
+    with pytest.raises(config.ConfigError, match="did you mean 'BALLAST_DEVICE_BUDGET'"):
+        config.load(None, {"BALLAST_DEVICE_BUGDET": "1g"})
+
+
+def test_every_key_one_letter_off_is_refused(tmp_path):
+    """B30: kubernetes/kubernetes#111074, a misspelled key is dropped without a word."""
+
+    def keys(section, path):
+        for name, field in section.model_fields.items():
+            alias = field.alias or name
+            yield (*path, alias)
+            if isinstance(field.annotation, type) and issubclass(field.annotation, config.Section):
+                yield from keys(field.annotation, (*path, alias))
+
+    for path in keys(config.WorkerConfig, ()):
+        misspelled = (*path[:-1], path[-1] + "x")
+        text = "".join("  " * depth + part + ":\n" for depth, part in enumerate(misspelled[:-1]))
+        text += "  " * (len(misspelled) - 1) + f"{misspelled[-1]}: 1\n"
+        with pytest.raises(config.ConfigError, match="unknown key"):
+            config.load(written(tmp_path, text), {})
+
+
+def test_names_of_the_first_system_are_answered_with_ours():
+    for old, new in validation.RENAMED.items():
+        assert new in validation.unknown_key("", old, ["device"])
