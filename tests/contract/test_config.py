@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ballast_contract import config, validation
 
 
@@ -52,7 +53,7 @@ def test_a_bad_file_is_refused_naming_the_key_and_what_is_allowed(tmp_path, text
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path):
-    with pytest.raises(config.ConfigError, match="nothing.yaml"):
+    with pytest.raises(config.ConfigError, match=r"nothing\.yaml"):
         config.load(tmp_path / "nothing.yaml", {})
 
 

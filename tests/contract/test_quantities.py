@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import pytest
-from ballast_contract import quantities
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ballast_contract import quantities
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Show the whole product at work with real models in a real cluster.
+
+Without KUBECONFIG a cluster of two nodes is brought up on this machine (and left running: `make demo-down` removes it).
+With KUBECONFIG that cluster is used; BALLAST_WORKER_IMAGE and BALLAST_OPERATOR_IMAGE then name images it can pull, and
+a volume that holds the sample bundles must be bound to the claim `models` in the namespace ballast-demo.
+
+Examples:
+    make demo
+    make demo KUBECONFIG=~/.kube/config
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from demo import steps
+from demo.kube import Kube, StepError, local_environment
+
+STARTED = time.monotonic()
+
+
+def title(text: str) -> None:
+    """Begin a step."""
+    print(
+        f"\n\033[1m[{time.monotonic() - STARTED:5.0f} s] {text}\033[0m"
+        if sys.stdout.isatty()
+        else f"\n[{time.monotonic() - STARTED:5.0f} s] {text}",
+        flush=True,
+    )
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"          {text}", flush=True)
+
+
+def mebibytes(value: float | str) -> str:
+    """Bytes for a person."""
+    return f"{float(value) / 2**20:.0f} MiB"
+
+
+def main() -> int:
+    """Run the demo; 0 when every step came about."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--down", action="store_true", help="remove what the demo put into the cluster of KUBECONFIG")
+    down = parser.parse_args().down
+    local = not os.environ.get("KUBECONFIG")
+    try:
+        if down:
+            steps.remove(Kube({}))
+            return 0
+        show(local=local)
+    except StepError as error:
+        print(f"\ndemo: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def show(*, local: bool) -> None:
+    """Every step, from nothing to the summary."""
+    refs = steps.images()
+    title("Sample models: bundles made from real weights")
+    steps.build_models(say)
+    if local:
+        title("Cluster: Kubernetes on two nodes")
+        steps.start_cluster(say)
+    kube = Kube(local_environment() if local else {})
+    title("Install: the chart, with Helm")
+    steps.install(kube, refs)
+    steps.prepare_namespace(kube, refs, local=local)
+    title("Apply: a WeightBudget and its InferenceModels")
+    steps.apply_samples(kube)
+    seconds = steps.wait_ready(kube, say)
+    say(f"all Ready after {seconds:.0f} s")
+
+    title("Ask: sentence similarity, through the model's own Service")
+    similarities = steps.similarities(kube)
+    for left, right, value in similarities:
+        say(f"{value:5.2f}  {left} | {right}")
+
+    title("Load: more weights than fit, so models come and go")
+    before = steps.fragment(kube, say)
+    for worker, figures in before.items():
+        say(
+            f"{worker}: free {mebibytes(figures['free'])}, largest block {mebibytes(figures['largest'])}, fragmentation "
+            f"{figures['fragmentation']:.0%}, {figures['loads']:.0f} loads, {figures['evictions']:.0f} evictions"
+        )
+
+    title("Repack, then compact: the free device memory becomes one block again")
+    repack = steps.command(kube, "repack", "lastRepack")
+    compaction = steps.command(kube, "compact", "lastCompaction")
+    after = steps.fragmentation(kube)
+    for worker, figures in after.items():
+        say(
+            f"{worker}: free {mebibytes(figures['free'])}, largest block {mebibytes(figures['largest'])}, fragmentation {figures['fragmentation']:.0%}"
+        )
+
+    title("Summary, from the live system")
+    print(steps.table(kube))
+    print()
+    left, right, value = max(similarities, key=lambda s: s[2])
+    print(f"Most alike: '{left}' and '{right}' ({value:.2f})")
+    print(f"Repack: {repack.get('modelsPlaced', '?')} models placed, {repack.get('modelsMoved', '?')} moved")
+    for worker, figures in sorted(before.items()):
+        if worker in after:
+            print(
+                f"{worker}: largest free block {mebibytes(figures['largest'])} -> {mebibytes(after[worker]['largest'])}, "
+                f"fragmentation {figures['fragmentation']:.0%} -> {after[worker]['fragmentation']:.0%}"
+            )
+    print(f"Compaction: {mebibytes(compaction.get('movedBytes', 0))} moved, nothing reloaded")
+    if local:
+        print('\nLook around:  eval "$(e2e/cluster/cluster env)"; kubectl get inferencemodels -n ballast-demo -o wide')
+        print("Remove it:    make demo-down")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
