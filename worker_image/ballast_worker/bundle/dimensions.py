@@ -8,6 +8,7 @@ with an allow-list, so that output shapes and bytes are known without JAX.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -57,11 +58,22 @@ def names_in(expression: str) -> frozenset[str]:
 
 
 def evaluate(expression: str, values: Mapping[str, int]) -> int:
-    """The value of an expression when every dimension has the given value.
+    """The size of an axis when every dimension has the given value.
 
     Raises:
-        ValueError: As for `names_in`; or a dimension has no value, a division by zero, or a result outside
-            0..`MAX_SIZE`.
+        ValueError: As for `value_of`; or the result is not a size: outside 0..`MAX_SIZE`.
+    """
+    result = value_of(expression, values)
+    if not 0 <= result <= MAX_SIZE:
+        raise ValueError(f"{expression!r} is {result} for {dict(values)}; sizes lie between 0 and {MAX_SIZE}")
+    return result
+
+
+def value_of(expression: str, values: Mapping[str, int]) -> int:
+    """The value of an expression when every dimension has the given value, whether it is a size or not.
+
+    Raises:
+        ValueError: As for `names_in`; or a dimension has no value, a division by zero, or more than 64 bits.
     """
 
     def look_up(name: str) -> int:
@@ -72,12 +84,9 @@ def evaluate(expression: str, values: Mapping[str, int]) -> int:
         return values[name]
 
     try:
-        result = _walk(_parse(expression), look_up, expression)
+        return _walk(_parse(expression), look_up, expression)
     except ZeroDivisionError as error:
         raise ValueError(f"{expression!r} divides by zero for {dict(values)}") from error
-    if not 0 <= result <= MAX_SIZE:
-        raise ValueError(f"{expression!r} is {result} for {dict(values)}; sizes lie between 0 and {MAX_SIZE}")
-    return result
 
 
 def concrete_shape(shape: Iterable[int | str], program: Mapping[str, int]) -> tuple[int, ...]:
@@ -92,6 +101,11 @@ def concrete_shape(shape: Iterable[int | str], program: Mapping[str, int]) -> tu
 def program_name(program: Mapping[str, int]) -> str:
     """The spelling of a program in logs, metrics and file names, as in `batch=4,sequence=128`; `static` without dimensions."""
     return ",".join(f"{name}={value}" for name, value in program.items()) or "static"
+
+
+def program_grid(**sizes: Iterable[int]) -> list[dict[str, int]]:
+    """Every combination of the given sizes: `program_grid(batch=[1, 4], sequence=[32, 128])` makes four programs."""
+    return [dict(zip(sizes, values, strict=True)) for values in itertools.product(*sizes.values())]
 
 
 def _parse(expression: str) -> ast.expr:

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exporting a function as one flat function of weights and inputs, without traces of the machine that does it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import jax
+from jax import export
+
+from ballast_worker.bundle.errors import BundleError
+from ballast_worker.bundle.layout import TensorSpec
+
+
+def export_flat(
+    name: str,
+    function: Callable[..., Any],
+    specs: Sequence[TensorSpec],
+    structure: Any,
+    ports: Sequence[tuple[str, str, tuple[int | str, ...]]],
+    dimensions: Sequence[str],
+    constraints: Sequence[str],
+    platforms: Sequence[str],
+) -> tuple[export.Exported, Any]:
+    """Export `function(parameters, *inputs)` as `f(*weights, *inputs)` that returns a flat tuple.
+
+    Args:
+        name: Name of the compiled module.
+        function: Any function that JAX can trace.
+        specs: The weights.
+        structure: Tree of the parameters whose leaves are the weights.
+        ports: Name, dtype and shape of each input.
+        dimensions: Names of the symbolic dimensions.
+        constraints: What JAX may assume about them.
+        platforms: Platforms to lower for.
+
+    Returns:
+        The exported function, and the tree of its result with integers for leaves.
+
+    Raises:
+        BundleError: `BundleInvalid`: JAX cannot read the dimensions or constraints.
+    """
+    results: list[Any] = []
+
+    def flat(*arrays: Any) -> tuple[Any, ...]:
+        weights = jax.tree.unflatten(structure, arrays[: len(specs)])
+        result = function(weights, *arrays[len(specs) :])
+        results.append(jax.tree.map(lambda _: 0, result))
+        return tuple(jax.tree.leaves(result))
+
+    flat.__name__ = flat.__qualname__ = re.sub(r"\W", "_", name)  # what profilers show
+    symbols: dict[str, Any] = {}
+    if dimensions:
+        try:
+            sizes = export.symbolic_shape(", ".join(dimensions), constraints=constraints)
+        except ValueError as error:
+            raise BundleError("BundleInvalid", f"dimensions {', '.join(dimensions)}: {error}") from error
+        symbols = dict(zip(dimensions, sizes, strict=True))
+    arguments = [_struct(spec.shape, spec.dtype) for spec in specs]
+    arguments += [
+        _struct(tuple(symbols.get(cast("str", axis), axis) for axis in shape), dtype) for _, dtype, shape in ports
+    ]
+    with _no_source_locations():
+        # keep_unused: the compiled function takes exactly the arrays that the manifest lists.
+        exported = export.export(jax.jit(flat, keep_unused=True), platforms=tuple(platforms))(*arguments)
+    return exported, results[-1]
+
+
+_struct: Any = jax.ShapeDtypeStruct  # untyped in JAX
+_update: Any = jax.config.update
+
+
+@contextlib.contextmanager
+def _no_source_locations() -> Iterator[None]:
+    # Paths and line numbers of the packing machine would make equal functions differ.
+    settings = {"jax_traceback_in_locations_limit": 0, "jax_include_full_tracebacks_in_locations": True}
+    before = {key: getattr(jax.config, key) for key in settings}
+    try:
+        for key, value in settings.items():
+            _update(key, value)
+        yield
+    finally:
+        for key, value in before.items():
+            _update(key, value)
+
+
+def output_names(given: Sequence[str] | None, result: Any) -> list[str]:
+    """Names of the outputs: as given, or the keys of a dict, or `output`, or `output_0`, `output_1`, ...
+
+    Raises:
+        BundleError: `BundleInvalid`: not one name for each output.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(result)[0]]
+    if given is not None:
+        if len(given) != len(paths):
+            raise BundleError(
+                "BundleInvalid", f"{len(given)} output names for a function that returns {len(paths)} arrays"
+            )
+        return list(given)
+    if isinstance(result, dict):
+        return [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+    return ["output"] if len(paths) == 1 else [f"output_{index}" for index in range(len(paths))]

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a manifest: its two files, its inputs and outputs, and lines for the device memory plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+
+from ballast_worker.bundle.dimensions import MAX_SIZE, NAME, RESERVED, concrete_shape
+from ballast_worker.bundle.layout import DTYPES, TensorSpec
+
+FUNCTION_FILE = "function.stablehlo"
+WEIGHTS_FILE = "weights.safetensors"
+
+MAX_TENSORS = 65536
+MAX_RANK = 16
+MAX_BYTES = 2**50
+"""Bytes that any size in a manifest may state: one pebibyte."""
+
+
+def tensor_name(name: str) -> str:
+    """Check the name of a tensor: printable, so that it can stand in logs, and unambiguous in the weights digest.
+
+    Raises:
+        ValueError: Empty, longer than 512 characters, or with characters that cannot be printed.
+    """
+    if not name or len(name) > 512 or not name.isprintable():
+        raise ValueError("a tensor's name is 1 to 512 printable characters")
+    return name
+
+
+def _dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise ValueError(f"dtype is not one of {', '.join(sorted(DTYPES))}")
+    return name
+
+
+def _file(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", name) or ".." in name:
+        raise ValueError(
+            "a file is named by a plain name inside the bundle: letters, digits, '.', '_' and '-', no directories"
+        )
+    return name
+
+
+def _dimension(name: str) -> str:
+    if not NAME.match(name) or name in RESERVED:
+        raise ValueError(
+            "a dimension's name is a letter or '_', then at most 63 letters, digits and '_', and no function's name"
+        )
+    return name
+
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+DimensionName = Annotated[str, AfterValidator(_dimension)]
+TensorName = Annotated[str, AfterValidator(tensor_name)]
+Dtype = Annotated[str, AfterValidator(_dtype)]
+FileName = Annotated[str, AfterValidator(_file)]
+ByteCount = Annotated[int, Field(ge=0, le=MAX_BYTES, strict=True)]
+Axis = (
+    Annotated[int, Field(ge=0, le=MAX_SIZE, strict=True)]
+    | Annotated[str, Field(min_length=1, max_length=256, strict=True)]
+)
+
+
+class Part(BaseModel):
+    """Immutable, without unknown keys, spelled in lower camel case in files."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
+    )
+
+
+class FunctionPart(Part):
+    """The exported function.
+
+    Attributes:
+        file: Plain name of the artefact of `jax.export` inside the bundle.
+        digest: SHA-256 of the file.
+        bytes: Bytes of the file.
+        platforms: Platforms it was lowered for.
+        jax_version: Release of JAX that exported it, for people.
+        calling_convention: Calling-convention version of `jax.export`.
+    """
+
+    file: FileName = FUNCTION_FILE
+    digest: Digest
+    bytes: ByteCount
+    platforms: Annotated[tuple[Literal["cpu", "cuda"], ...], Field(min_length=1, max_length=2)]
+    jax_version: Annotated[str, Field(min_length=1, max_length=64)]
+    calling_convention: Annotated[int, Field(ge=1, le=10_000, strict=True)]
+
+
+class WeightsPart(Part):
+    """The weights.
+
+    Attributes:
+        file: Plain name of the safetensors file inside the bundle.
+        digest: Tree hash over the tensors (`ballast_worker.bundle.digests.weights_digest`), not of the file.
+        bytes: Bytes of the file, header included.
+        tensors: Names of the tensors in the order in which the function takes them.
+    """
+
+    file: FileName = WEIGHTS_FILE
+    digest: Digest
+    bytes: ByteCount
+    tensors: Annotated[tuple[TensorName, ...], Field(max_length=MAX_TENSORS)]
+
+    @field_validator("tensors")
+    @classmethod
+    def _unique(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        distinct("tensor", names)
+        return names
+
+
+class Port(Part):
+    """One input or output.
+
+    Attributes:
+        name: What clients call it.
+        dtype: Canonical numpy or ml_dtypes name.
+        shape: Sizes, names of dimensions, and (outputs only) expressions over dimensions.
+    """
+
+    name: TensorName
+    dtype: Dtype
+    shape: Annotated[tuple[Axis, ...], Field(max_length=MAX_RANK)]
+
+    def concrete(self, program: Mapping[str, int]) -> TensorSpec:
+        """Name, dtype and shape for one program.
+
+        Raises:
+            ValueError: A dimension has no value in `program`.
+        """
+        return TensorSpec(self.name, self.dtype, concrete_shape(self.shape, program))
+
+
+class Line(Part):
+    """A line that a generative bundle asks for in the device memory plan: so many bytes, or units of so many bytes.
+
+    Attributes:
+        name: Name of the line in the plan.
+        bytes: Bytes of the whole line; or
+        unit: Bytes of one unit, and
+        count: Number of units.
+        minimum: The least that the bundle can work with: bytes, or units where `unit` is given.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z][A-Za-z0-9-]{0,62}$")]
+    bytes: ByteCount | None = None
+    unit: ByteCount | None = None
+    count: Annotated[int, Field(ge=0, le=MAX_BYTES, strict=True)] | None = None
+    minimum: ByteCount = 0
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if (self.bytes is None) == (self.unit is None) or (self.unit is None) != (self.count is None):
+            raise ValueError(f"line {self.name!r} has either 'bytes', or 'unit' and 'count'")
+        size = self.bytes if self.bytes is not None else self.count
+        if size is not None and self.minimum > size:
+            raise ValueError(f"line {self.name!r} has a minimum of {self.minimum}, above its own size {size}")
+        return self
+
+
+def distinct(kind: str, names: Iterable[str]) -> None:
+    """Raise ValueError when a name is there twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{kind} {name!r} is named twice")
+        seen.add(name)
