@@ -41,7 +41,7 @@ def export_flat(
         The exported function, and the tree of its result with integers for leaves.
 
     Raises:
-        BundleError: `BundleInvalid`: JAX cannot read the dimensions or constraints.
+        BundleError: `BundleInvalid`: JAX cannot read the dimensions or constraints, or the function ignores a weight.
     """
     results: list[Any] = []
 
@@ -64,9 +64,23 @@ def export_flat(
         _struct(tuple(symbols.get(cast("str", axis), axis) for axis in shape), dtype) for _, dtype, shape in ports
     ]
     with _no_source_locations():
-        # keep_unused: the compiled function takes exactly the arrays that the manifest lists.
-        exported = export.export(jax.jit(flat, keep_unused=True), platforms=tuple(platforms))(*arguments)
+        exported = export.export(jax.jit(flat), platforms=tuple(platforms))(*arguments)
+        unused = sorted(set(range(len(arguments))) - set(exported.module_kept_var_idx))
+        _refuse_unused([specs[index] for index in unused if index < len(specs)])
+        if unused:
+            # The function takes exactly the arrays that the manifest lists, also an input it ignores.
+            exported = export.export(jax.jit(flat, keep_unused=True), platforms=tuple(platforms))(*arguments)
     return exported, results[-1]
+
+
+def _refuse_unused(specs: Sequence[TensorSpec]) -> None:
+    if specs:
+        total = sum(spec.nbytes for spec in specs)
+        raise BundleError(
+            "BundleInvalid",
+            f"{len(specs)} parameters ({total} bytes) are never used by the function and would take device memory for nothing: "
+            f"{', '.join(spec.name for spec in specs[:5])}{', ...' if len(specs) > 5 else ''}; leave them out of `parameters`",
+        )
 
 
 _struct: Any = jax.ShapeDtypeStruct  # untyped in JAX

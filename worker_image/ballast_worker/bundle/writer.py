@@ -78,8 +78,8 @@ def pack_bundle(
 
     Raises:
         FileExistsError: Something is at `path` and `overwrite` is false.
-        BundleError: `BundleInvalid`: dtypes that cannot be served, constants over the limit, arguments that contradict
-            each other.
+        BundleError: `BundleInvalid`: dtypes that cannot be served, weights that the function ignores, constants over
+            the limit, arguments that contradict each other.
         Exception: Whatever tracing `function` raises.
     """
     target = Path(path)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ballast-bundle`: pack a JAX function as a bundle, show what a bundle holds, and verify every byte of it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ballast_worker.bundle.errors import BundleError
+from ballast_worker.bundle.faults import did_you_mean, nearest
+from ballast_worker.bundle.reader import open_bundle
+from ballast_worker.bundle.show import document, size, table
+
+EXAMPLES = """\
+examples:
+  ballast-bundle pack my_models.encoder:bundle --out ./encoder
+  ballast-bundle pack ./encoder.py:bundle --out ./encoder --set layers=6 --overwrite
+  ballast-bundle inspect ./encoder
+  ballast-bundle inspect ./encoder --json | jq .digest
+  ballast-bundle verify ./encoder
+"""
+
+PACK_HELP = """\
+Calls FACTORY, which returns the keyword arguments of ballast_worker.bundle.writer.pack_bundle as a dict:
+
+  def bundle(layers="6"):
+      return dict(name="encoder", function=encode, parameters=load(int(layers)),
+                  inputs=[("input_ids", "int32", ("batch", 128))], batch_dimension="batch", max_batch=8)
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that names the nearest thing that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        for word in message.replace("'", " ").split():
+            known = [option for parser in self._all() for option in parser._option_string_actions]  # noqa: SLF001
+            if word.startswith("--") and word not in known and (hint := nearest(word.partition("=")[0], known)):
+                message += f"; did you mean {hint}?"
+                break
+        super().error(message)
+
+    def _all(self) -> list[argparse.ArgumentParser]:
+        parsers: list[argparse.ArgumentParser] = [self]
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - there is no other way to the subcommands
+                parsers.extend(action.choices.values())
+        return parsers
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 1 when a bundle is wrong, 2 when the command is."""
+    parser = _parser()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    commands = ("pack", "inspect", "verify")
+    if given and not given[0].startswith("-") and given[0] not in commands:
+        parser.error(f"unknown command {given[0]!r}: {did_you_mean(given[0], commands)}")
+    options = parser.parse_args(given)
+    try:
+        run: Callable[[argparse.Namespace], int] = options.run
+        return run(options)
+    except BundleError as error:
+        print(f"{error.reason}: {error}", file=sys.stderr)
+        return 1
+    except FileExistsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> _Parser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog="ballast-bundle", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
+    )
+    commands = parser.add_subparsers(required=True, metavar="{pack,inspect,verify}", parser_class=_Parser)
+
+    pack = commands.add_parser(
+        "pack",
+        help="pack a JAX function",
+        description=PACK_HELP,
+        epilog=EXAMPLES,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    pack.add_argument(
+        "factory", metavar="MODULE:FACTORY", help="importable module, or path of a .py file, and a function in it"
+    )
+    pack.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="directory of the bundle, made by this command"
+    )
+    pack.add_argument("--overwrite", action="store_true", help="replace a bundle at DIR")
+    pack.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="KEY=VALUE",
+        help="text passed to FACTORY as an argument",
+    )
+    pack.set_defaults(run=_pack)
+
+    inspect = commands.add_parser(
+        "inspect", help="show what a bundle holds", epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False,
+        description="Reads the manifest and the header of the weights; neither JAX nor the weights are loaded.",
+    )  # fmt: skip
+    inspect.add_argument("directory", metavar="DIR", type=Path)
+    inspect.add_argument("--json", action="store_true", help="print one JSON document, with every tensor")
+    inspect.set_defaults(run=_inspect)
+
+    verify = commands.add_parser(
+        "verify", help="check every byte", epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False,
+        description="Checks manifest, headers, the exported function and all digests. Exit code 1 and a reason when wrong.",
+    )  # fmt: skip
+    verify.add_argument("directory", metavar="DIR", type=Path)
+    verify.add_argument("--quiet", action="store_true", help="print nothing when all is well")
+    verify.set_defaults(run=_verify)
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from ballast_worker.bundle import writer  # noqa: PLC0415 - the other commands need no JAX, or load it later
+
+    factory = _factory(options.factory)
+    arguments = factory(**dict(options.set))
+    if not isinstance(arguments, dict):
+        raise BundleError(
+            "BundleInvalid", f"{options.factory} returned {type(arguments).__name__}, not a dict for pack_bundle"
+        )
+    known = set(writer.pack_bundle.__annotations__) - {"path", "return", "overwrite"}
+    for key in arguments:
+        if key not in known:
+            raise BundleError(
+                "BundleInvalid", f"{options.factory} returned the unknown key {key!r}: {did_you_mean(key, known)}"
+            )
+    if missing := sorted({"name", "function", "parameters", "inputs"} - set(arguments)):
+        raise BundleError("BundleInvalid", f"{options.factory} returned no {', '.join(missing)}")
+    print(table(writer.pack_bundle(options.out, overwrite=options.overwrite, **arguments)))
+    return 0
+
+
+def _factory(spelled: str) -> Callable[..., Any]:
+    module_name, separator, name = spelled.rpartition(":")
+    if not separator or not module_name or not name:
+        raise BundleError("BundleInvalid", f"{spelled!r} is not MODULE:FACTORY, as in my_models.encoder:bundle")
+    if module_name.endswith(".py"):
+        path = Path(module_name)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise BundleError("SourceNotFound", f"{path} does not exist")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        sys.path.insert(0, str(path.parent.resolve()))
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise BundleError("SourceNotFound", f"module {module_name!r} cannot be imported: {error}") from error
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise BundleError("SourceNotFound", f"{module_name} has no function {name!r}: {did_you_mean(name, functions)}")
+    found: Callable[..., Any] = factory
+    return found
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    bundle = open_bundle(options.directory)
+    if options.json:
+        print(json.dumps(document(bundle), indent=2))
+    else:
+        print(table(bundle))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    bundle = open_bundle(options.directory, check_function=True)
+    if not options.quiet:
+        print(f"manifest and headers fit together; {bundle.manifest.function.file} is what they say", flush=True)
+    total = bundle.layout.nbytes
+    progress = not options.quiet and sys.stdout.isatty()
+    with bundle.open_weights() as weights:
+        for offset, piece in weights.chunks(bundle.layout, 16 << 20):
+            if progress:
+                print(f"\rweights: {100 * (offset + len(piece)) // total} % of {size(total)}", end="", flush=True)
+    if progress:
+        print()
+    if not options.quiet:
+        print(f"weights digest {bundle.manifest.weights.digest} is right")
+        print(f"{bundle.path}: ok, digest {bundle.digest}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
