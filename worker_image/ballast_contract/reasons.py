@@ -116,6 +116,8 @@ class Reason(StrEnum):
     """The model's queue is full."""
     DRAINING = "Draining"
     """The worker is ending and admits nothing new."""
+    EXECUTION_FAILED = "ExecutionFailed"
+    """One execution ended with an error; its calls were refused and the worker serves on."""
     REPACKED = "Repacked"
     """Models were assigned to workers anew."""
     COMPACTED = "Compacted"

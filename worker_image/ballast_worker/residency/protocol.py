@@ -145,6 +145,13 @@ class Residency(Protocol):
         """Right to execute; only when `want` answered READY in this turn of the device thread."""
         ...
 
+    def serving(self, name: str) -> Bundle | None:
+        """The bundle whose bytes a lease gives now; the one that the next load brings while none is on the device; None
+        for a model that is not known. O(1). While a replacement loads beside it, that is the old one: whoever executes
+        picks the executables by it.
+        """
+        ...
+
     def dispatched(self, name: str) -> None:
         """An execution of this model has ended: feeds frequency and recency."""
         ...
