@@ -59,6 +59,8 @@ class ModelSnapshot:
 
     Attributes:
         tier: where its weights are; DEVICE only when they are complete there.
+        digest: of the bundle whose weights are on the device now; None when none are. A replaced bundle serves until the
+            new one is complete.
         loading: a load is under way.
         load_seconds: of the last load, decision to callable; None before the first.
         refusal: of the last load, None after a success.
@@ -67,6 +69,7 @@ class ModelSnapshot:
 
     name: str
     tier: Tier
+    digest: str | None
     wish: ResidencyWish
     loading: bool
     load_seconds: float | None
@@ -150,6 +153,16 @@ class Residency(Protocol):
         for a model that is not known. O(1). While a replacement loads beside it, that is the old one: whoever executes
         picks the executables by it.
         """
+        ...
+
+    def digest(self, name: str) -> str | None:
+        """Digest of the bundle whose weights a lease would give now; None when there are none. While a replaced bundle
+        still serves, programs of the old one belong to it; `Listener.loaded` tells when the new one has taken over.
+        """
+        ...
+
+    def expected_load_seconds(self, name: str) -> float | None:
+        """How long a load of this model has taken lately, in seconds; None before the first."""
         ...
 
     def dispatched(self, name: str) -> None:
