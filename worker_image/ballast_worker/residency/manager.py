@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.memory import DeviceMemory, Lease
 from ballast_worker.host.store import HostStore
 from ballast_worker.residency.demand import Decision, Demand, Readiness, Refusal
@@ -66,6 +67,14 @@ class ResidencyManager:
 
     def lease(self, name: str) -> Lease:
         """See `Residency.lease`."""
+        raise NotImplementedError
+
+    def serving(self, name: str) -> Bundle | None:
+        """See `Residency.serving`."""
+        raise NotImplementedError
+
+    def expected_load_seconds(self, name: str) -> float | None:
+        """See `Residency.expected_load_seconds`."""
         raise NotImplementedError
 
     def dispatched(self, name: str) -> None:

@@ -155,12 +155,6 @@ class Residency(Protocol):
         """
         ...
 
-    def digest(self, name: str) -> str | None:
-        """Digest of the bundle whose weights a lease would give now; None when there are none. While a replaced bundle
-        still serves, programs of the old one belong to it; `Listener.loaded` tells when the new one has taken over.
-        """
-        ...
-
     def expected_load_seconds(self, name: str) -> float | None:
         """How long a load of this model has taken lately, in seconds; None before the first."""
         ...
