@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API server can answer instead of an object, with its own words kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ApiError(Exception):
+    """The API server refused a call, or could not be reached.
+
+    `status` is the HTTP code (0: no answer), `reason` the server's word for it, `message` its sentence,
+    `retry_after` the seconds it asks to wait, when it does.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 0, reason: str = "", retry_after: float | None = None, call: str = ""
+    ) -> None:
+        super().__init__(f"{call}: {message}" if call else message)
+        self.message = message
+        self.status = status
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+class NotFound(ApiError):  # noqa: N818 - the API server's own words
+    """Nothing of that name exists."""
+
+
+class AlreadyExists(ApiError):  # noqa: N818
+    """Something of that name exists."""
+
+
+class Conflict(ApiError):  # noqa: N818
+    """The object changed since it was read, or another manager owns a field, or the uid is another."""
+
+
+class Gone(ApiError):  # noqa: N818
+    """The version or the continue token is too old: list again."""
+
+
+class Invalid(ApiError):  # noqa: N818
+    """The object breaks its schema or a validation rule."""
+
+
+class Forbidden(ApiError):  # noqa: N818
+    """RBAC, a quota or an admission policy says no."""
+
+
+class Unauthorized(ApiError):  # noqa: N818
+    """The credentials are missing, wrong or out of date."""
+
+
+class Unavailable(ApiError):  # noqa: N818
+    """No answer, too many requests, or an error of the server: trying again later may help."""
+
+
+def from_answer(status: int, body: Mapping[str, Any], *, retry_after: float | None = None, call: str = "") -> ApiError:
+    """The error that a Status body of the API server stands for."""
+    reason = str(body.get("reason") or "")
+    message = str(body.get("message") or body.get("raw") or f"HTTP {status}")
+    kind = _BY_STATUS.get(status, Unavailable if status >= 500 else ApiError)
+    if status == 409 and reason == "AlreadyExists":
+        kind = AlreadyExists
+    return kind(message, status=status, reason=reason, retry_after=retry_after, call=call)
+
+
+_BY_STATUS: Mapping[int, type[ApiError]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    422: Invalid,
+    429: Unavailable,
+}
