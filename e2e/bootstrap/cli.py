@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command line of the bootstrap."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from e2e.bootstrap import binaries, packages, products, venv
+from e2e.bootstrap.tools import Home
+from e2e.cluster.console import ClusterError, say, timed
+
+_ABOUT = """\
+Brings a bare Debian machine to where the local cluster and the tests run, from package registries alone (Debian's, PyPI,
+Go modules). What is there and up to date is not made again. Results go to ~/.cache/ballast, or BALLAST_CLUSTER_HOME.
+"""
+_EXAMPLES = """\
+examples:
+  bootstrap                   everything: several minutes the first time, a second after that
+  bootstrap venv              only .venv, for the tests that need no cluster
+  bootstrap images            the images of operator and worker for the sources as they are
+  bootstrap images --print    also their names, as JSON: {"worker": ..., "operator": ...}
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one part; return its exit status."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="bootstrap", description=_ABOUT, epilog=_EXAMPLES, formatter_class=raw)
+    commands = parser.add_subparsers(dest="part", metavar="PART")
+    commands.add_parser("all", help="all of the following (default)")
+    commands.add_parser("packages", help="Debian packages (needs root when one is missing)")
+    commands.add_parser("venv", help="the virtual environment .venv")
+    commands.add_parser("binaries", help="Kubernetes, etcd, CoreDNS, Helm, device plugin, pause")
+    images = commands.add_parser("images", help="images of pause, CoreDNS, worker and operator")
+    images.add_argument("--print", action="store_true", dest="show", help="print the names of worker and operator")
+    options = parser.parse_args(argv)
+    try:
+        home = Home.default()
+        with (home.folder / "lock").open("w") as lock:
+            _lock(lock.fileno())
+            _make(home, options.part or "all")
+        if getattr(options, "show", False):
+            print(json.dumps(products.refs()))
+    except ClusterError as error:
+        print(f"bootstrap: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bootstrap: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _make(home: Home, part: str) -> None:
+    match part:
+        case "packages":
+            packages.install(home)
+        case "venv":
+            venv.make(home)
+        case "binaries":
+            binaries.build(home)
+        case "images":
+            products.build_static(home)
+            products.build_base(home)
+            products.build_products(home)
+        case _:
+            with timed("bootstrap"):
+                _make_all(home)
+
+
+def _make_all(home: Home) -> None:
+    """Do everything at once that does not wait for something else: downloads beside the long compilation."""
+    packages.install(home)
+    with ThreadPoolExecutor() as pool:
+        jobs: dict[str, Future[None]] = {
+            "binaries": pool.submit(binaries.build, home),
+            "venv": pool.submit(venv.make, home),
+            "images": pool.submit(_product_images, home),
+        }
+        failures = [f"{name}: {error}" for name, job in jobs.items() if (error := _outcome(job))]
+    if failures:
+        raise ClusterError("could not make " + "\nand ".join(failures))
+    products.build_static(home)
+
+
+def _product_images(home: Home) -> None:
+    products.build_base(home)
+    products.build_products(home)
+
+
+def _outcome(job: Future[None]) -> str:
+    error = job.exception()
+    if error is None:
+        return ""
+    if isinstance(error, ClusterError):
+        return str(error)
+    raise error
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("waits for another bootstrap to end")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)

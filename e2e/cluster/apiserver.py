@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An API server alone, on loopback with ports and state of its own, for tests that need no nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.console import ClusterError
+from e2e.cluster.controlplane import control_plane_up
+from e2e.cluster.processes import Processes
+from e2e.cluster.settings import Settings
+
+
+@dataclass(frozen=True)
+class ApiServer:
+    """A running API server."""
+
+    kubeconfig: Path
+    url: str
+    certificate_authority: Path
+    settings: Settings
+
+    @property
+    def kubectl(self) -> Path:
+        """A kubectl of the server's version."""
+        return self.settings.bin / "kubectl"
+
+
+@contextmanager
+def api_server(*, controllers: bool = False) -> Iterator[ApiServer]:
+    """Run etcd and an API server for the block, in about 3 seconds; nothing of them is left after it.
+
+    controllers: also the controller manager, for owner references, namespace deletion, Deployments and the like.
+    Without it pods need no ServiceAccount, and a namespace never goes away. The processes end with this one, however
+    it ends. Loopback ports are chosen anew each time, so any number of servers can run side by side.
+    """
+    state = Path(tempfile.mkdtemp(prefix="ballast-apiserver-"))
+    settings = _settings(state, tied=True)
+    try:
+        yield start(settings, controllers=controllers)
+    finally:
+        Processes(settings).stop_all()
+        shutil.rmtree(state)
+
+
+def start(settings: Settings, *, controllers: bool) -> ApiServer:
+    """Start the server that the settings describe, or what is missing of it."""
+    missing = [name for name in ("etcd", "kube-apiserver", "kubectl") if not (settings.bin / name).exists()]
+    if missing:
+        raise ClusterError(f"{settings.bin} lacks {', '.join(missing)}: run e2e/bootstrap/bootstrap binaries")
+    control_plane_up(settings, controllers=controllers, nodes=False)
+    return ApiServer(settings.admin, settings.api_url, settings.pki / "ca.crt", settings)
+
+
+def named(settings: Settings) -> Settings:
+    """Return the settings of the one server that outlives the command that started it, its ports read back."""
+    state = settings.state.with_name(f"{settings.state.name}-apiserver")
+    kept = state / "ports"
+    if kept.exists():
+        return _settings(state, tied=False, ports=[int(port) for port in kept.read_text().split()])
+    return _settings(state, tied=False)
+
+
+def up(settings: Settings, *, controllers: bool) -> ApiServer:
+    """Start the lasting server."""
+    settings.state.mkdir(parents=True, exist_ok=True)
+    ports = settings.etcd_port, settings.etcd_peer_port, settings.api_port, settings.controller_manager_port
+    (settings.state / "ports").write_text(" ".join(map(str, ports)))
+    return start(settings, controllers=controllers)
+
+
+def down(settings: Settings) -> None:
+    """End the lasting server and remove its state."""
+    Processes(settings).stop_all()
+    shutil.rmtree(settings.state, ignore_errors=True)
+
+
+def _settings(state: Path, *, tied: bool, ports: list[int] | None = None) -> Settings:
+    etcd, etcd_peer, api, controllers = ports or _free_ports(4)
+    return dataclasses.replace(
+        Settings.from_environment(),
+        state=state,
+        name="apiserver",
+        api_host="127.0.0.1",
+        api_port=api,
+        etcd_port=etcd,
+        etcd_peer_port=etcd_peer,
+        controller_manager_port=controllers,
+        tied=tied,
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:  # all are held until the last is known, so that no two are the same
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
