@@ -17,6 +17,10 @@ _IDEOGRAPHS = (
 )  # fmt: skip
 
 
+_INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs"})
+"""Categories that are dropped. Unassigned characters stay: which they are changes with the release of Unicode."""
+
+
 class WordPiece:
     """An uncased BERT tokenizer. Text is data: `[SEP]` typed by a user is five ordinary tokens, never the special one."""
 
@@ -92,10 +96,12 @@ def _words(text: str) -> Iterator[str]:
 def _normalised(text: str) -> str:
     cleaned = []
     for character in text:
-        if character in "\t\n\r" or character.isspace():
+        if character in "\t\n\r":
             cleaned.append(" ")
-        elif character in "\0\ufffd" or unicodedata.category(character).startswith("C"):
+        elif character == "\ufffd" or unicodedata.category(character) in _INVISIBLE:
             continue
+        elif character.isspace():
+            cleaned.append(" ")
         elif any(low <= ord(character) <= high for low, high in _IDEOGRAPHS):
             cleaned.append(f" {character} ")
         else:
