@@ -66,7 +66,8 @@ class BuildFailure:
     """Why a bundle could not be built. The model is refused alone; everything else serves on.
 
     Attributes:
-        reason: BundleInvalid, LoadFailedPermanent or InsufficientDeviceMemory.
+        reason: that of the bundle's own fault (BundleInvalid, SourceNotFound, SourceChanged), LoadFailedPermanent,
+            InsufficientDeviceMemory, or Draining after `close`.
         message: what, value, limit, remedy; with the last lines of the builder's output for a crash.
         exit_code: of the process; negative for a signal; None when it ended by itself in order.
     """

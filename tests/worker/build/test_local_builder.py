@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real builder processes: what they measure, and how a bundle that fails, crashes or hangs is refused alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ballast_contract.reasons import Reason
+from ballast_worker.build.executables import deserialize
+from ballast_worker.build.local import LocalBuilder
+from ballast_worker.bundle.writer import pack_bundle
+
+
+@pytest.fixture
+def builder(store):
+    local = LocalBuilder(store, parallelism=2)
+    yield local
+    local.close()
+
+
+@pytest.fixture(scope="session")
+def endless_bundle(tmp_path_factory):
+    """Runs for ever on zeros, which is what a builder runs it on."""
+
+    def function(parameters, x):
+        return jax.lax.while_loop(lambda s: jnp.sum(s) == 0, lambda s: s * parameters["w"], x)
+
+    return pack_bundle(
+        tmp_path_factory.mktemp("bundles") / "endless",
+        name="endless",
+        function=function,
+        parameters={"w": np.ones(4, np.float32)},
+        inputs=[("x", np.float32, (4,))],
+    )
+
+
+def ignore(_):
+    pass
+
+
+def test_every_program_is_built_measured_and_runs(builder, small_bundle, request_for):
+    said = []
+    result = builder.build(request_for(small_bundle), progress=said.append)
+    assert result.failure is None
+    assert result.compiled == 3
+    assert [dict(program.dimensions) for program in result.programs] == [{"batch": 1}, {"batch": 2}, {"batch": 4}]
+    assert "compiling program batch=2 (2 of 3)" in said
+    for program in result.programs:
+        batch = dict(program.dimensions)["batch"]
+        assert program.io_bytes == 2 * batch * 8 * 4
+        assert program.run_seconds > 0
+        executable = deserialize(program.file.read_bytes(), jax.devices()[0])
+        weights = [jnp.full(8, 0.5, jnp.float32), jnp.eye(8, dtype=jnp.float32)]
+        (output,) = executable.execute(weights, [np.ones((batch, 8), np.float32)])
+        np.testing.assert_allclose(output, np.tanh(np.full((batch, 8), 1.5)), rtol=1e-6)
+
+
+def test_a_second_start_builds_nothing(store, small_bundle, request_for):
+    first = LocalBuilder(store, parallelism=1).build(request_for(small_bundle), progress=ignore)
+    second = LocalBuilder(store, parallelism=1).build(request_for(small_bundle), progress=ignore)
+    assert first.compiled == 3
+    assert second.compiled == 0
+    assert second.programs == first.programs
+
+
+def test_only_what_is_missing_is_built(builder, store, small_bundle, request_for):
+    first = builder.build(request_for(small_bundle), progress=ignore)
+    first.programs[1].file.unlink()
+    again = builder.build(request_for(small_bundle), progress=ignore)
+    assert again.compiled == 1
+    assert len(again.programs) == 3
+
+
+def test_integers_of_64_bits_keep_their_width(builder, tmp_path, request_for):
+    with jax.enable_x64(True):
+        bundle = pack_bundle(
+            tmp_path / "wide",
+            name="wide",
+            function=lambda p, ids: p["table"][ids],
+            parameters={"table": np.arange(10, dtype=np.float32)},
+            inputs=[("ids", np.int64, ("batch",))],
+            batch_dimension="batch",
+            max_batch=1,
+        )
+    (program,) = builder.build(request_for(bundle), progress=ignore).programs
+    with jax.enable_x64(True):
+        executable = deserialize(program.file.read_bytes(), jax.devices()[0])
+        assert [type_.dtype for type_ in executable.arguments] == ["float32", "int64"]
+        (output,) = executable.execute([jnp.arange(10, dtype=jnp.float32)], [np.array([7], np.int64)])
+    assert output.tolist() == [7.0]
+
+
+def test_a_function_that_the_compiler_refuses_is_refused_alone(builder, small_bundle, tmp_path, request_for):
+    def function(parameters, x):
+        call = jax.ffi.ffi_call("cusolver_potrf_ffi", jax.ShapeDtypeStruct((4, 4), jnp.float32))
+        return call(x * parameters["w"])
+
+    bundle = pack_bundle(
+        tmp_path / "foreign",
+        name="foreign",
+        function=function,
+        parameters={"w": np.ones((4, 4), np.float32)},
+        inputs=[("x", np.float32, (4, 4))],
+        platforms=("cpu",),
+    )
+    result = builder.build(request_for(bundle), progress=ignore)
+    assert result.programs == ()
+    assert result.failure.reason is Reason.LOAD_FAILED_PERMANENT
+    assert "cusolver_potrf_ffi" in result.failure.message
+    assert builder.build(request_for(small_bundle), progress=ignore).failure is None
+
+
+def test_a_bundle_for_another_platform_is_refused(builder, tmp_path, request_for):
+    bundle = pack_bundle(
+        tmp_path / "gpu-only",
+        name="gpu-only",
+        function=lambda p, x: x * p["w"],
+        parameters={"w": np.ones(4, np.float32)},
+        inputs=[("x", np.float32, (4,))],
+        platforms=("cuda",),
+    )
+    failure = builder.build(request_for(bundle), progress=ignore).failure
+    assert failure.reason is Reason.BUNDLE_INVALID
+    assert "this worker runs cpu" in failure.message
+
+
+def test_a_function_file_that_is_not_the_manifests_is_refused(builder, small_bundle, tmp_path, request_for):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in small_bundle.path.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "function.stablehlo").write_bytes(b"x" * (copy / "function.stablehlo").stat().st_size)
+    failure = builder.build(replace(request_for(small_bundle), bundle=copy), progress=ignore).failure
+    assert failure.reason is Reason.BUNDLE_INVALID
+    assert failure.exit_code is None
+
+
+def test_other_bytes_than_those_asked_for_are_refused(builder, small_bundle, request_for):
+    wrong = "sha256:" + "0" * 64
+    failure = builder.build(replace(request_for(small_bundle), digest=wrong), progress=ignore).failure
+    assert failure.reason is Reason.SOURCE_CHANGED
+    assert small_bundle.digest in failure.message
+    assert wrong in failure.message
+
+
+def test_a_bundle_that_hangs_is_killed_in_time(builder, endless_bundle, request_for):
+    failure = builder.build(request_for(endless_bundle, timeout_seconds=3), progress=ignore).failure
+    assert failure.reason is Reason.LOAD_FAILED_PERMANENT
+    assert "3 s" in failure.message
+    assert "build.timeoutSeconds" in failure.message
+    assert failure.exit_code == -signal.SIGKILL
+
+
+def test_a_builder_that_dies_is_reported_with_its_signal(builder, endless_bundle, request_for):
+    """B22: the exit code of a builder that ran out of memory reaches the status."""
+
+    def kill_when_running(text):
+        if text.startswith("running"):
+            for process in builder._running:
+                os.kill(process.pid, signal.SIGKILL)
+
+    failure = builder.build(request_for(endless_bundle), progress=kill_when_running).failure
+    assert failure.reason is Reason.LOAD_FAILED_PERMANENT
+    assert failure.exit_code == -signal.SIGKILL
+    assert "SIGKILL" in failure.message
+    assert "memory" in failure.message
+
+
+def test_closing_kills_what_still_builds(builder, endless_bundle, small_bundle, request_for):
+    running = threading.Event()
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(
+            builder.build(
+                request_for(endless_bundle), progress=lambda text: running.set() if "running" in text else None
+            )
+        )
+    )
+    thread.start()
+    assert running.wait(60)
+    builder.close()
+    thread.join(60)
+    assert results[0].failure.exit_code == -signal.SIGKILL
+    assert builder.build(request_for(small_bundle), progress=ignore).failure.reason is Reason.DRAINING
+
+
+def test_the_kernel_takes_the_builder_before_the_worker(builder, endless_bundle, request_for):
+    scores = []
+
+    def look(text):
+        if text.startswith("running"):
+            for process in builder._running:
+                with open(f"/proc/{process.pid}/oom_score_adj") as file:
+                    scores.append(int(file.read()))
+                os.kill(process.pid, signal.SIGKILL)
+
+    builder.build(request_for(endless_bundle), progress=look)
+    assert scores == [1000]
