@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -198,8 +199,7 @@ def test_the_kernel_takes_the_builder_before_the_worker(builder, endless_bundle,
     def look(text):
         if text.startswith("running"):
             for process in builder._running:
-                with open(f"/proc/{process.pid}/oom_score_adj") as file:
-                    scores.append(int(file.read()))
+                scores.append(int(Path(f"/proc/{process.pid}/oom_score_adj").read_text()))
                 os.kill(process.pid, signal.SIGKILL)
 
     builder.build(request_for(endless_bundle), progress=look)
