@@ -124,6 +124,8 @@ class Serving(Section):
     grpc_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.GRPC_PORT
     metrics_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.METRICS_PORT
     control_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.CONTROL_PORT
+    introspection_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.INTROSPECTION_PORT
+    """Read-only JSON on loopback: /plan, /map, /models, /explain, /regions."""
     max_queue: Annotated[int, pydantic.Field(ge=1, le=1 << 20)] = 1024
     """Requests waiting per model; one more is refused."""
     max_request_bytes: Size = 512 << 20
@@ -138,6 +140,15 @@ class Build(Section):
 
     parallelism: Annotated[int, pydantic.Field(ge=1, le=64)] = 1
     timeout_seconds: Annotated[int, pydantic.Field(ge=1, le=86400)] = 1800
+
+
+class Control(Section):
+    """The control service."""
+
+    tls_directory: Path | None = None
+    """Directory with ca.crt, tls.crt and tls.key, read again at each connection: mutual TLS, and only a client whose
+    certificate carries the operator's name is heard. None: plain text, and a worker without an operator then listens on
+    loopback only."""
 
 
 class WorkerConfig(Section):
@@ -159,6 +170,7 @@ class WorkerConfig(Section):
     host: Host = Host()
     serving: Serving = Serving()
     build: Build = Build()
+    control: Control = Control()
     compaction_interval: Annotated[int, pydantic.Field(ge=0, le=1 << 30)] = 0
     """Compact after so many on-demand loads; 0 never. For a worker without an operator."""
 
