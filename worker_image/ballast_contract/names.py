@@ -14,7 +14,7 @@ METRICS_PORT: Final = 8002
 CONTROL_PORT: Final = 8003
 INTROSPECTION_PORT: Final = 8004
 
-TLS_SECRET: Final = "ballast-workers-tls"
+WORKER_CERTIFICATE: Final = "ballast-workers-tls"
 """Secret of a namespace with the keys ca.crt, tls.crt and tls.key of its workers."""
 TLS_WORKER_NAME: Final = "worker.ballast.dev"
 """DNS name in every worker's certificate: the server name that the operator expects, whatever the pod's address."""
