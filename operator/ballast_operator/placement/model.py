@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What placement reads and answers: models with their demand, workers with their capacity, and who goes where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ballast_contract.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDemand:
+    """One model to place.
+
+    Args:
+        name: Key of the model, unique in the pool.
+        weights_bytes: Packed weights, paid in full by every copy.
+        code_bytes: Device memory of its executables, paid by every copy; 0 while not measured.
+        utilization: Device seconds that it needs per second, over all its copies; a worker has 1.0.
+        pinned: Its weights stay on the device (residency `device`).
+        replicas: Copies wanted; more than there are workers means one on each.
+        all_workers: A copy on every worker, whatever `replicas` says above 0.
+    """
+
+    name: str
+    weights_bytes: int
+    code_bytes: int = 0
+    utilization: float = 0.0
+    pinned: bool = False
+    replicas: int = 1
+    all_workers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCapacity:
+    """One worker that can take models.
+
+    Args:
+        name: Key of the worker, unique in the pool.
+        node: Its node; empty where not known.
+        capacity_bytes: Device memory for weights and code together (budget less context, scratch and slack); None while
+            not known, which leaves memory out of the decision.
+        holds: Models of which it has a copy of the weights, on the device or in host memory that its node shares.
+    """
+
+    name: str
+    node: str = ""
+    capacity_bytes: int | None = None
+    holds: frozenset[str] = frozenset()
+
+
+class Affinity(StrEnum):
+    """Why a worker is a cheap choice for a model, best first."""
+
+    SERVES = "serves"
+    HOLDS = "holds"
+    NODE_HOLDS = "nodeHolds"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker as it stood when a model was placed; the loads are those with the model on it.
+
+    Args:
+        compute: Device seconds per second.
+        memory: All weights and code over capacity; 0.0 where the capacity is not known.
+        score: The larger of both; the smallest wins.
+        fits: Everything on it would be on the device at once.
+        feasible: Pinned weights, code and the largest swapped model fit together; without that nothing is placed there.
+    """
+
+    worker: str
+    score: float
+    compute: float
+    memory: float
+    fits: bool
+    feasible: bool
+    affinity: Affinity
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlacement:
+    """Where one model goes, and why.
+
+    Args:
+        workers: Sorted by name, each once; empty where it is refused or wants no copy.
+        wanted: Copies wanted of the workers that there are.
+        share: Device seconds per second that each copy brings to its worker.
+        oversubscribed: A chosen worker holds more than fits on its device at once; what is not pinned there is swapped.
+        reason: None when every wanted copy has a worker.
+        message: What, value, limit and remedy; empty without a reason.
+        candidates: The chosen workers and the best of the others, best first.
+    """
+
+    workers: tuple[str, ...]
+    wanted: int
+    share: float = 0.0
+    oversubscribed: bool = False
+    reason: Reason | None = None
+    message: str = ""
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What one worker has after the pack.
+
+    Args:
+        swapped_bytes: Weights of all models on it that are not pinned.
+        largest_swapped_bytes: The largest of them, which has to find room beside what is pinned.
+    """
+
+    capacity_bytes: int | None
+    compute: float
+    pinned_bytes: int
+    swapped_bytes: int
+    largest_swapped_bytes: int
+    code_bytes: int
+    models: int
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether its models do not all fit on the device at once."""
+        total = self.pinned_bytes + self.swapped_bytes + self.code_bytes
+        return self.capacity_bytes is not None and total > self.capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """An assignment of models to workers, and how it differs from the previous one.
+
+    Args:
+        moved: Models that were placed before and whose workers changed, sorted.
+        changed_workers: Workers whose models changed, sorted; also workers that are gone.
+    """
+
+    placements: Mapping[str, ModelPlacement]
+    loads: Mapping[str, WorkerLoad]
+    moved: tuple[str, ...]
+    changed_workers: tuple[str, ...]
+
+    @property
+    def assignments(self) -> dict[str, tuple[str, ...]]:
+        """Workers by model, models without any left out: the `previous` of the next pack."""
+        return {name: placement.workers for name, placement in self.placements.items() if placement.workers}
