@@ -81,16 +81,21 @@ class ObjectMeta(pydantic.BaseModel):
 class Rule:
     """A CEL rule of the schema at the place where it annotates a field.
 
-    `message` is a CEL expression of type string; it names the value and the limit.
+    Args:
+        rule: What must hold.
+        message: What is said otherwise.
+        naming: A CEL expression of type string that says it with the value; the API server has to be able to bound its
+            length, which it cannot for numbers.
     """
 
     rule: str
     message: str
-    fallback: str
+    naming: str = ""
 
     def as_schema(self) -> pydantic.JsonValue:
         """The entry of `x-kubernetes-validations`."""
-        return {"rule": self.rule, "messageExpression": self.message, "message": self.fallback}
+        entry: dict[str, pydantic.JsonValue] = {"rule": self.rule, "message": self.message}
+        return entry | {"messageExpression": self.naming} if self.naming else entry
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: pydantic.GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler(core)
@@ -126,8 +131,8 @@ class Spelling:
         text = "string(self)" if self.integers else "self"
         rule = Rule(
             f"{text}.matches(r'{self.pattern}')",
-            f'"\'" + {text} + "\' is not {self.expected}"',
             f"must be {self.expected}",
+            f'"\'" + {text} + "\' is not {self.expected}"',
         )
         schema[_VALIDATIONS] = [*schema.get(_VALIDATIONS, []), rule.as_schema()]
         if self.integers:
@@ -185,7 +190,9 @@ Count = Annotated[int, pydantic.Field(ge=0, le=(1 << 31) - 1)]
 """A number of things in a status."""
 
 Percent = Annotated[int, pydantic.Field(ge=0, le=100)]
-Generation = Annotated[int, pydantic.Field(ge=0, le=(1 << 63) - 1)]
+Generation = Annotated[int, pydantic.Field(ge=0, le=1 << 53)]
+"""A generation; the API server compares bounds as doubles, which are exact up to 2^53."""
+
 ReportedSize = Annotated[str, pydantic.Field(max_length=32)]
 """A size in a status, as text: a column prints it as it stands."""
 

@@ -96,9 +96,8 @@ def _name_rule(limit: int, why: str) -> Rule:
     words = f"of lower-case letters, digits and '-', beginning with a letter, at most {limit} characters, because {why}"
     return Rule(
         f"self.metadata.name.size() <= {limit} && self.metadata.name.matches(r'^{DNS_LABEL}$')",
-        f'"metadata.name \'" + self.metadata.name + "\' has " + string(self.metadata.name.size()) + '
-        f'" characters: it must be {words}"',
         f"metadata.name must be {words}",
+        f'"metadata.name \'" + self.metadata.name + "\' must be {words}"',
     )
 
 
@@ -122,7 +121,7 @@ def _object(
             "kind": {"type": "string", "description": f"kind is {model.__name__}.", "maxLength": 63},
             "metadata": {"type": "object"},
             "spec": spec_schema | {"description": f"spec is {_lower(spec.__doc__)}"},
-            "status": structural(status) | {"description": f"status is {_lower(status.__doc__)}"},
+            "status": structural(status, defaults=False) | {"description": f"status is {_lower(status.__doc__)}"},
         },
         "x-kubernetes-validations": [name_rule.as_schema()],
     }

@@ -104,9 +104,9 @@ class InferenceModelSpec(Spec):
         BudgetRef,
         Rule(
             "self.name == oldSelf.name",
+            "budgetRef cannot change; create another InferenceModel",
             '"budgetRef cannot change: it is \'" + oldSelf.name + "\' and not \'" + self.name + '
             '"\'; create another InferenceModel"',
-            "budgetRef cannot change; create another InferenceModel",
         ),
     ]
     """budgetRef names the WeightBudget whose workers serve the model. It cannot change."""
@@ -126,9 +126,8 @@ class InferenceModelSpec(Spec):
         json_schema_extra=rules(
             Rule(
                 "self.coverage != 'allWorkers' || self.replicas <= 1",
-                "'replicas is ' + string(self.replicas) + ', but coverage allWorkers puts a copy on every worker: "
-                "leave replicas out, or set 0 to serve nothing'",
-                "replicas must be left out, or 0, with coverage allWorkers",
+                "replicas is above 1, but coverage allWorkers puts a copy on every worker: leave replicas out, or set 0 to "
+                "serve nothing",
             )
         )
     )

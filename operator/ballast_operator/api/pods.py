@@ -68,8 +68,6 @@ class EnvVarSource(Spec):
         json_schema_extra=rules(
             Rule(
                 "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].exists_one(x, x)",
-                "'valueFrom has ' + string([has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)]"
-                ".filter(x, x).size()) + ' sources: name one of secretKeyRef, configMapKeyRef and fieldRef'",
                 "valueFrom names one of secretKeyRef, configMapKeyRef and fieldRef",
             )
         )
@@ -85,8 +83,8 @@ class EnvVar(Spec):
         Spelling("^[-._a-zA-Z][-._a-zA-Z0-9]*$", "the name of an environment variable"),
         Rule(
             "!self.startsWith('BALLAST_')",
-            '"\'" + self + "\' begins with BALLAST_: the worker\'s own settings are fields of this object"',
             "BALLAST_ variables are set by the fields of this object",
+            '"\'" + self + "\' begins with BALLAST_: the worker\'s own settings are fields of this object"',
         ),
     ]
     """name is the name of the variable; it does not begin with BALLAST_."""
@@ -99,8 +97,8 @@ class EnvVar(Spec):
         json_schema_extra=rules(
             Rule(
                 "!(has(self.value) && has(self.valueFrom))",
-                '"env \'" + self.name + "\' has value and valueFrom: keep one of them"',
                 "env has value and valueFrom: keep one of them",
+                '"env \'" + self.name + "\' has value and valueFrom: keep one of them"',
             )
         )
     )

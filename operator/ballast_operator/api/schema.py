@@ -14,7 +14,7 @@ import pydantic
 
 Schema = dict[str, Any]
 
-_DROPPED: Final = frozenset({"title", "$defs", "additionalProperties"})
+_DROPPED: Final = frozenset({"title", "$defs", "additionalProperties", "propertyNames"})
 _INT32_MAX: Final = (1 << 31) - 1
 
 
@@ -22,14 +22,19 @@ class SchemaError(TypeError):
     """A model that has no structural schema; the message names the place."""
 
 
-def structural(model: type[pydantic.BaseModel]) -> Schema:
+def structural(model: type[pydantic.BaseModel], *, defaults: bool = True) -> Schema:
     """The structural schema of a model, keys by alias.
+
+    Args:
+        model: The model.
+        defaults: The API server fills in what is left out. Not for a status, where absent means not known.
 
     Raises:
         SchemaError: a field has alternatives other than a type and null.
     """
     schema = model.model_json_schema(by_alias=True, mode="validation")
-    return _convert(schema, schema.get("$defs", {}), model.__name__)
+    converted = _convert(schema, schema.get("$defs", {}), model.__name__)
+    return converted if defaults else _without_defaults(converted)
 
 
 def _convert(schema: Mapping[str, Any], definitions: Mapping[str, Schema], path: str) -> Schema:
@@ -76,3 +81,12 @@ def _merge(below: Schema, above: Mapping[str, Any]) -> Schema:
     if validations in below and validations in above:
         merged[validations] = [*below[validations], *above[validations]]
     return merged
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    result = {key: value for key, value in schema.items() if key != "default"}
+    if "properties" in result:
+        result["properties"] = {name: _without_defaults(value) for name, value in result["properties"].items()}
+    if "items" in result:
+        result["items"] = _without_defaults(result["items"])
+    return result

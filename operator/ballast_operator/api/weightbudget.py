@@ -113,8 +113,6 @@ class ExecutableStore(Spec):
         json_schema_extra=rules(
             Rule(
                 "!(has(self.emptyDir) && has(self.persistentVolumeClaim))",
-                "'executableStore has emptyDir and persistentVolumeClaim ' + "
-                "self.persistentVolumeClaim.claimName + ': keep one of them'",
                 "executableStore has emptyDir and persistentVolumeClaim: keep one of them",
             )
         )
@@ -296,9 +294,6 @@ class WeightBudgetSpec(Spec):
         pydantic.Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
         Rule(
             "self.all(a, self.exists_one(b, a.persistentVolumeClaim.claimName == b.persistentVolumeClaim.claimName))",
-            "'modelStores names a claim twice: ' + self.filter(a, !self.exists_one(b, "
-            "a.persistentVolumeClaim.claimName == b.persistentVolumeClaim.claimName))[0]"
-            ".persistentVolumeClaim.claimName",
             "modelStores names a claim twice",
         ),
     ] = ()
