@@ -42,9 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         home = Home.default()
         with (home.folder / "lock").open("w") as lock:
             _lock(lock.fileno())
-            _make(home, options.part or "all")
+            built = _make(home, options.part or "all")
         if getattr(options, "show", False):
-            print(json.dumps(products.refs()))
+            print(json.dumps(built))
     except ClusterError as error:
         print(f"bootstrap: {error}", file=sys.stderr)
         return 1
@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _make(home: Home, part: str) -> None:
+def _make(home: Home, part: str) -> dict[str, str]:
+    """Make one part; return the images of the products, by name, where they belong to it."""
     match part:
         case "packages":
             packages.install(home)
@@ -65,10 +66,11 @@ def _make(home: Home, part: str) -> None:
         case "images":
             products.build_static(home)
             products.build_base(home)
-            products.build_products(home)
+            return products.build_products(home)
         case _:
             with timed("bootstrap"):
                 _make_all(home)
+    return {}
 
 
 def _make_all(home: Home) -> None:

@@ -97,9 +97,9 @@ def build_base(home: Home) -> None:
 
 def build_products(home: Home) -> dict[str, str]:
     """Build the images of operator and worker that do not exist yet; forget all but the last ones."""
-    layout = layout_of(home)
+    layout, wanted = layout_of(home), refs()
     for product in PRODUCTS:
-        ref = product.ref()
+        ref = wanted[product.name]  # once: the sources may change while this runs
         if layout.whole(ref):
             say(f"images: {ref} is there")
             continue
@@ -109,8 +109,8 @@ def build_products(home: Home) -> dict[str, str]:
             base = f"BASE_IMAGE={BASE_IMAGE}"
             _build(home, log, ref, "--layers", "--build-arg", base, "-f", product.dockerfile, REPOSITORY)
             _lay_out(home, log, ref)
-    _prune(home)
-    return refs()
+    _prune(home, wanted)
+    return wanted
 
 
 def _base_key() -> str:
@@ -158,14 +158,14 @@ def _lay_out(home: Home, log: str, ref: str) -> None:
     run_logged(home, log, *_buildah(home, "push", "--quiet", ref, f"oci:{layout.folder}:{ref}"))
 
 
-def _prune(home: Home) -> None:
+def _prune(home: Home, wanted: dict[str, str]) -> None:
     """Keep the last versions of each product, in the layout and in buildah's own storage."""
     layout = layout_of(home)
     names = [image.ref for image in layout.images()]
     kept = {ref for ref in names if not any(ref.startswith(f"{REGISTRY}/{each.name}:") for each in PRODUCTS)}
     for product in PRODUCTS:
         mine = [ref for ref in names if ref.startswith(f"{REGISTRY}/{product.name}:")]
-        kept |= set(mine[-_KEPT:]) | {product.ref()}
+        kept |= set(mine[-_KEPT:]) | {wanted[product.name]}
     for ref in layout.keep(kept):
         say(f"images: {ref} removed, since newer ones exist")
         output_of(*_buildah(home, "rmi", "--force", ref))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.console import ClusterError
-from e2e.cluster.controlplane import control_plane_up
+from e2e.cluster.controlplane import control_plane_up, default_account_made
 from e2e.cluster.processes import Processes
 from e2e.cluster.settings import Settings
 
@@ -56,6 +56,8 @@ def start(settings: Settings, *, controllers: bool) -> ApiServer:
     if missing:
         raise ClusterError(f"{settings.bin} lacks {', '.join(missing)}: run e2e/bootstrap/bootstrap binaries")
     control_plane_up(settings, controllers=controllers, nodes=False)
+    if controllers:
+        default_account_made(settings)
     return ApiServer(settings.admin, settings.api_url, settings.pki / "ca.crt", settings)
 
 

@@ -7,7 +7,7 @@ import ssl
 import urllib.error
 import urllib.request
 
-from e2e.cluster.commands import put
+from e2e.cluster.commands import kubectl, put
 from e2e.cluster.console import wait
 from e2e.cluster.pki import certificate, kubeconfig, make_authority
 from e2e.cluster.processes import Processes
@@ -53,6 +53,16 @@ def healthy(settings: Settings, url: str) -> bool:
         return False
 
 
+def default_account_made(settings: Settings) -> None:
+    """Wait for the controller manager to have made the ServiceAccount that pods need."""
+    wait(
+        "default ServiceAccount exists",
+        lambda: kubectl(settings, "get", "serviceaccount", "default", check=False).returncode == 0,
+        seconds=60,
+        log=Processes(settings).log("kube-controller-manager"),
+    )
+
+
 def _credentials(settings: Settings) -> None:
     names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
     names += ["localhost", "127.0.0.1", settings.api_host, settings.api_service]
@@ -75,6 +85,7 @@ def _etcd_up(processes: Processes) -> None:
     argv += [f"--listen-client-urls={clients}", f"--advertise-client-urls={clients}"]
     argv += [f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}"]
     argv += [f"--initial-cluster=ballast={peers}", "--unsafe-no-fsync", "--log-level=warn"]
+    argv += ["--heartbeat-interval=20", "--election-timeout=100"]  # alone, it elects itself sooner
     processes.spawn("etcd", argv)
     ready = f"{clients}/health"
     wait("etcd answers", lambda: healthy(settings, ready), seconds=30, log=processes.log("etcd"))

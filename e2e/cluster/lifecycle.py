@@ -14,8 +14,8 @@ from pathlib import Path
 from e2e.cluster import images, manifests
 from e2e.cluster.cgroups import remove_cgroups
 from e2e.cluster.commands import environment, kubectl, need_root
-from e2e.cluster.console import ClusterError, say, timed, wait
-from e2e.cluster.controlplane import control_plane_up, make_folders
+from e2e.cluster.console import ClusterError, say, timed
+from e2e.cluster.controlplane import control_plane_up, default_account_made, make_folders
 from e2e.cluster.network import bridge_up, network_down, route_between
 from e2e.cluster.nodes import Node, make_mount_points, remove_mount_points, running_nodes
 from e2e.cluster.processes import Processes, resident_mib
@@ -60,12 +60,7 @@ def up(settings: Settings, *, count: int, gpus: int, dns: bool) -> None:
             node.wait_ready(gpus=gpus)
 
         _on_each(nodes, start)
-        wait(
-            "default ServiceAccount exists",
-            lambda: kubectl(settings, "get", "serviceaccount", "default", check=False).returncode == 0,
-            seconds=60,
-            log=Processes(settings).log("kube-controller-manager"),
-        )
+        default_account_made(settings)
         if dns:
             kubectl(settings, "apply", "-f", "-", text=manifests.coredns(settings))
             kubectl(settings, "rollout", "status", "deployment/coredns", "-n", "kube-system", "--timeout=90s")

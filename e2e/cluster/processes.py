@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -33,6 +32,14 @@ def resident_mib(pid: int) -> float:
     except OSError:
         return 0.0
     return int(found[1]) / 1024 if found else 0.0
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended; a child is reaped, or it would stay a zombie for as long as this program runs."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return start_time(pid) is None
 
 
 def _child_of(pid: int) -> int | None:
@@ -102,12 +109,10 @@ class Processes:
         if pid := self.running(name):
             os.kill(pid, signal.SIGKILL)
             deadline = time.monotonic() + seconds
-            while self.running(name):
+            while not _gone(pid):
                 if time.monotonic() > deadline:
                     raise ClusterError(f"{name} (pid {pid}) is still there {seconds:.0f} s after SIGKILL")
                 time.sleep(0.01)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)  # a child of ours would stay a zombie for as long as this program runs
         (self.settings.run / f"{name}.pid").unlink(missing_ok=True)
 
     def stop_all(self) -> None:
