@@ -1,85 +1,240 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device thread: it takes calls from the queues, executes them, and runs what residency has to decide."""
+"""The device thread and the ways to it: one inbox for calls and actions, and a small pool that loads executables."""
 
 from __future__ import annotations
 
+import logging
+import os
+import queue
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
+from ballast_contract.reasons import Reason
+from ballast_worker.device.gate import UploadGate
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.protocol import Residency
+from ballast_worker.serving import refusals
+from ballast_worker.serving.accounts import Accounts
 from ballast_worker.serving.call import Call, ModelLoad, ServableModel
+from ballast_worker.serving.dispatcher import Dispatcher, answer
+from ballast_worker.serving.executable import ProgramUnusableError
 from ballast_worker.serving.journal import Journal, NoJournal
+from ballast_worker.serving.served import load_version
+
+_log = logging.getLogger(__name__)
+
+_Action = Callable[[], None]
 
 
 class DeviceEngine:
     """Implements `call.Engine`, and residency's `Demand` and `Listener`.
 
     Order of construction: the engine, then residency with the engine as demand and listener (and `post` to come back to
-    the device thread), then `start`.
+    the device thread), then `start`. Models may be added before the start; they are served from then on.
     """
 
     def __init__(
         self,
         *,
         device: jax.Device,
+        gate: UploadGate,
         max_queue: int,
         depth: int = 1,
         journal: Journal | None = None,
+        fatal: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args:
-        device: where executables are loaded and inputs go.
-        max_queue: requests waiting per model; one more is refused.
-        depth: executions enqueued at once, as stated to the plan.
-        journal: told before and after each dispatch.
-        clock: monotonic seconds, the clock of `Call.deadline`.
+        """Make an engine that does nothing yet.
+
+        Args:
+            device: where executables are loaded and inputs go.
+            gate: closed while inputs are uploaded; the one that loads ask.
+            max_queue: calls waiting per model; one more is refused.
+            depth: executions enqueued at once, as stated to the plan.
+            journal: told before and after each dispatch.
+            fatal: called on the device thread when the device takes no more work; by default it ends the process.
+            clock: monotonic seconds, the clock of `Call.deadline`.
         """
-        self._journal = journal or NoJournal()
+        self._device = device
+        self._clock = clock
+        self._accounts = Accounts()
+        self._dispatcher = Dispatcher(
+            device=device,
+            gate=gate,
+            max_queue=max_queue,
+            depth=depth,
+            journal=journal or NoJournal(),
+            fatal=fatal or _end_process,
+            accounts=self._accounts,
+            clock=clock,
+        )
+        self._inbox: queue.SimpleQueue[tuple[Call, float] | _Action] = queue.SimpleQueue()
+        self._loaders = ThreadPoolExecutor(2, thread_name_prefix="executable-loader")
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._drain_until: float | None = None  # of the device thread
+        # Guarded by the lock: nothing comes into the inbox once it was closed, so nothing can be left in it.
+        self._lock = threading.Lock()
+        self._admitting = True
+        self._closed = False
+        self._changes: Counter[str] = Counter()  # how often a name was added or removed: only the last one counts
 
     def start(self, residency: Residency) -> None:
         """Begin to serve: starts the device thread. Once."""
-        raise NotImplementedError
+        self._dispatcher.attach(residency)
+        self._thread.start()
 
     def submit(self, call: Call) -> None:
-        raise NotImplementedError
+        """See `Engine.submit`."""
+        with self._lock:
+            if self._admitting:
+                self._inbox.put((call, self._clock()))
+                return
+        answer(call, refusals.draining())
 
-    def post(self, action: Callable[[], None]) -> None:
-        raise NotImplementedError
+    def post(self, action: _Action) -> None:
+        """See `Engine.post`. After the end of the engine nothing is run any more."""
+        with self._lock:
+            if not self._closed:
+                self._inbox.put(action)
 
     def add(self, model: ServableModel, done: Callable[[Refusal | None], None]) -> None:
-        raise NotImplementedError
+        """See `Engine.add`. Refused when the same name is added or removed again before its executables are loaded."""
+        name = model.resident.name
+        with self._lock:
+            if not self._admitting:
+                self._inbox.put(lambda: done(refusals.draining()))
+                return
+            self._changes[name] += 1
+            change = self._changes[name]
+        self._loaders.submit(self._load, model, change, done)
 
-    def remove(self, name: str, done: Callable[[], None]) -> None:
-        raise NotImplementedError
+    def remove(self, name: str, done: _Action) -> None:
+        """See `Engine.remove`."""
+        with self._lock:
+            self._changes[name] += 1
+        self.post(lambda: self._dispatcher.remove(name, done))
 
     def model(self, name: str) -> ServableModel | None:
-        raise NotImplementedError
+        """See `Engine.model`."""
+        served = self._dispatcher.served.get(name)
+        return served.current.model if served is not None else None
 
     def loads(self) -> Mapping[str, ModelLoad]:
-        raise NotImplementedError
+        """See `Engine.loads`."""
+        return self._accounts.snapshot(
+            {name: len(served.queue) for name, served in self._dispatcher.served.copy().items()}
+        )
 
     def stop(self, *, drain_seconds: float) -> None:
-        raise NotImplementedError
+        """See `Engine.stop`. Not from the device thread."""
+        with self._lock:
+            self._admitting = False
+        self._loaders.shutdown(wait=True, cancel_futures=False)
+        until = self._clock() + drain_seconds
 
-    # Demand
+        def drain() -> None:
+            self._drain_until = until
+
+        self.post(drain)
+        if self._thread.ident is not None:
+            self._thread.join()
+
     def queued(self, model: str) -> int:
-        raise NotImplementedError
+        """See `Demand.queued`."""
+        return self._dispatcher.queued(model)
 
     def executing(self, model: str) -> bool:
-        raise NotImplementedError
+        """See `Demand.executing`."""
+        return self._dispatcher.executing(model)
 
     def deadline(self, model: str) -> float | None:
-        raise NotImplementedError
+        """See `Demand.deadline`."""
+        return self._dispatcher.deadline(model)
 
-    # Listener
     def loaded(self, model: str) -> None:
-        raise NotImplementedError
+        """See `Listener.loaded`."""
+        self._dispatcher.loaded(model)
 
     def refused(self, model: str, refusal: Refusal) -> None:
-        raise NotImplementedError
+        """See `Listener.refused`."""
+        self._dispatcher.refused(model, refusal)
 
     def changed(self, model: str) -> None:
-        raise NotImplementedError
+        """See `Listener.changed`."""
+        self._dispatcher.changed(model)
+
+    def _load(self, model: ServableModel, change: int, done: Callable[[Refusal | None], None]) -> None:
+        """On a loader thread: bring executables into the process, then the version to the device thread."""
+        name = model.resident.name
+        served = self._dispatcher.served.get(name)
+        try:
+            version = load_version(model, self._device, served.current.files if served is not None else {})
+        except ProgramUnusableError as error:
+            refusal = error.refusal
+            self.post(lambda: done(refusal))
+            return
+        except Exception as error:  # noqa: BLE001 - `done` has to be called, whatever the runtime raises
+            _log.exception("the executables of model %s could not be loaded", name)
+            failure = Refusal(
+                Reason.LOAD_FAILED_PERMANENT, f"the executables of model '{name}' cannot be loaded: {error}"
+            )
+            self.post(lambda: done(failure))
+            return
+
+        def install() -> None:
+            with self._lock:
+                current = self._changes[name] == change
+            done(self._dispatcher.install(version) if current else refusals.superseded(name))
+
+        self.post(install)
+
+    def _run(self) -> None:
+        """The device thread."""
+        busy = False
+        while not self._drained():
+            self._receive(block=not busy)
+            busy = self._dispatcher.step()
+        self._dispatcher.refuse_all(refusals.draining())
+        with self._lock:
+            self._closed = True
+        while not self._inbox.empty():
+            self._handle(self._inbox.get())
+        self._dispatcher.refuse_all(refusals.draining())
+
+    def _drained(self) -> bool:
+        return self._drain_until is not None and (self._dispatcher.idle or self._clock() >= self._drain_until)
+
+    def _receive(self, *, block: bool) -> None:
+        """Take everything from the inbox; wait for something, or for the next deadline, when asked to block."""
+        try:
+            item = self._inbox.get(block=block, timeout=self._patience())
+            while True:
+                self._handle(item)
+                item = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _patience(self) -> float | None:
+        moments = [moment for moment in (self._dispatcher.wake_at(), self._drain_until) if moment is not None]
+        return max(0.0, min(moments) - self._clock()) if moments else None
+
+    def _handle(self, item: tuple[Call, float] | _Action) -> None:
+        if isinstance(item, tuple):
+            self._dispatcher.admit(*item)
+            return
+        try:
+            item()
+        except Exception:  # noqa: BLE001 - one action's fault must not end the device thread
+            _log.exception("an action on the device thread failed")
+
+
+def _end_process(message: str) -> None:
+    """End at once: with the device gone nothing can be saved, and a new process can serve again."""
+    _log.critical("%s; the process ends so that a new one can serve", message)
+    logging.shutdown()
+    os._exit(70)
