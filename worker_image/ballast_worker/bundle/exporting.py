@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import jax
 from jax import export
+from jax.extend.core import Literal
 
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.layout import TensorSpec
@@ -64,16 +65,19 @@ def export_flat(
         _struct(tuple(symbols.get(cast("str", axis), axis) for axis in shape), dtype) for _, dtype, shape in ports
     ]
     with _no_source_locations():
-        exported = export.export(jax.jit(flat), platforms=tuple(platforms))(*arguments)
-        unused = sorted(set(range(len(arguments))) - set(exported.module_kept_var_idx))
-        _refuse_unused([specs[index] for index in unused if index < len(specs)])
-        if unused:
-            # The function takes exactly the arrays that the manifest lists, also an input it ignores.
-            exported = export.export(jax.jit(flat, keep_unused=True), platforms=tuple(platforms))(*arguments)
+        # keep_unused: the function takes exactly the arrays that the manifest lists, also an input it ignores.
+        jitted = jax.jit(flat, keep_unused=True)
+        _refuse_unused(specs, jitted.trace(*arguments).jaxpr.jaxpr)
+        exported = export.export(jitted, platforms=tuple(platforms))(*arguments)
     return exported, results[-1]
 
 
-def _refuse_unused(specs: Sequence[TensorSpec]) -> None:
+def _refuse_unused(weights: Sequence[TensorSpec], jaxpr: Any) -> None:
+    used = {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not used.isdisjoint(equation.outvars):
+            used.update(variable for variable in equation.invars if not isinstance(variable, Literal))
+    specs = [spec for spec, variable in zip(weights, jaxpr.invars, strict=False) if variable not in used]
     if specs:
         total = sum(spec.nbytes for spec in specs)
         raise BundleError(

@@ -39,6 +39,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def describe(error: pydantic.ValidationError, model: type[pydantic.BaseModel], *, file: str) -> str:
     """Every fault of a validation, `file: field: what is wrong`, separated by semicolons."""
     faults = error.errors(include_url=False, include_context=False)
+    # A list whose items are wrong is also reported as too short: only the items are news.
+    parents = {fault["loc"][:length] for fault in faults for length in range(len(fault["loc"]))}
+    faults = [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in parents]
     lines = [_one(fault, model) for fault in faults[:MAX_FAULTS]]
     if len(faults) > MAX_FAULTS:
         lines.append(f"and {len(faults) - MAX_FAULTS} more")

@@ -110,6 +110,8 @@ def look_inside(exported: export.Exported, *, where: str) -> Module:
             raise _invalid(
                 where, f"its StableHLO cannot be read by jax {jax.__version__}: {str(error)[:200]}"
             ) from error
+    if "func.func" not in names:
+        raise _invalid(where, "its StableHLO holds no function")
     return Module(tuple(sorted(constants, reverse=True)), frozenset(calls), frozenset(names))
 
 

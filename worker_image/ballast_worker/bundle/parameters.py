@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from ballast_worker.bundle.layout import DTYPES, TensorSpec, numpy_dtype
 from ballast_worker.bundle.parts import MAX_TENSORS, tensor_name
 from ballast_worker.bundle.safetensors import CODE_OF_DTYPE
 
-_SUB_BYTE = ("int2", "int4", "uint2", "uint4", "float4", "float6", "int1", "uint1")
+_SUB_BYTE = re.compile(r"u?int[124]|float[46]_.*")
 
 
 def named_leaves(parameters: Any) -> tuple[list[tuple[TensorSpec, Any]], Any]:
@@ -49,7 +50,7 @@ def check_dtype(what: str, dtype: str) -> str:
     Raises:
         BundleError: `BundleInvalid`, saying what to use instead.
     """
-    if dtype.startswith(_SUB_BYTE):
+    if _SUB_BYTE.fullmatch(dtype):
         raise BundleError(
             "BundleInvalid",
             f"{what} has dtype {dtype}: elements smaller than a byte are refused; store them as int8 (or packed in uint8) and "
@@ -71,6 +72,13 @@ def host_array(spec: TensorSpec, leaf: Any) -> np.ndarray[Any, np.dtype[Any]]:
     return np.ascontiguousarray(np.asarray(leaf), dtype=dtype.newbyteorder("<") if dtype.itemsize > 1 else dtype)
 
 
+def _dtype_name(dtype: Any) -> str:
+    try:
+        return str(np.dtype(dtype).name)  # the same for either byte order
+    except TypeError:
+        return str(dtype)  # of JAX alone, such as keys of random numbers
+
+
 def _spec(name: str, leaf: Any) -> TensorSpec:
     if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
         raise BundleError(
@@ -78,5 +86,5 @@ def _spec(name: str, leaf: Any) -> TensorSpec:
             f"parameter {name!r} is {type(leaf).__name__} {short(leaf)}, not an array; make it one, or bind it in the function",
         )
     return TensorSpec(
-        name, check_dtype(f"parameter {name!r}", str(leaf.dtype)), tuple(int(axis) for axis in leaf.shape)
+        name, check_dtype(f"parameter {name!r}", _dtype_name(leaf.dtype)), tuple(int(axis) for axis in leaf.shape)
     )

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from pydantic.alias_generators import to_camel
 
 from ballast_worker.bundle.dimensions import MAX_SIZE, NAME, RESERVED, concrete_shape
+from ballast_worker.bundle.faults import did_you_mean
 from ballast_worker.bundle.layout import DTYPES, TensorSpec
 
 FUNCTION_FILE = "function.stablehlo"
@@ -35,7 +36,7 @@ def tensor_name(name: str) -> str:
 
 def _dtype(name: str) -> str:
     if name not in DTYPES:
-        raise ValueError(f"dtype is not one of {', '.join(sorted(DTYPES))}")
+        raise ValueError(f"no such dtype: {did_you_mean(name, DTYPES)}")
     return name
 
 

@@ -48,7 +48,7 @@ def table(bundle: Bundle) -> str:
         ("digest", bundle.digest),
         (
             "weights",
-            f"{len(layout.tensors)} tensors, {layout.nbytes} bytes packed, the largest {layout.largest_tensor}",
+            f"{len(layout.tensors)} tensors, {size(layout.nbytes)} packed, the largest {size(layout.largest_tensor)}",
         ),
         ("function", f"{size(function.bytes)} for {', '.join(function.platforms)}"),
         ("exported by", f"jax {function.jax_version}, calling convention {function.calling_convention}"),
