@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from ballast_worker.bundle.reader import Bundle
@@ -16,6 +20,11 @@ class Loader(Protocol):
 
     Every `done` is posted to the device thread exactly once.
     """
+
+    @property
+    def file_threads(self) -> int:
+        """How many fetches make progress at the same time."""
+        ...
 
     def fetch(self, bundle: Bundle, *, keep: bool, done: Callable[[Transfer | Exception], None]) -> None:
         """Get hold of a host copy or a stream, on a thread of the file pool."""
@@ -36,13 +45,9 @@ class Loader(Protocol):
         """Make a kept host copy an ordinary one, on a thread of the file pool."""
         ...
 
-    def close(self) -> None:
-        """End the threads after what they do now; what waits is dropped and its `done` is never called."""
-        ...
-
 
 class ThreadedLoader:
-    """A pool of file threads and one copy thread."""
+    """Implements `Loader` with a pool of file threads and one copy thread."""
 
     def __init__(
         self,
@@ -60,4 +65,64 @@ class ThreadedLoader:
             post: runs an action on the device thread, soon; any thread may call it.
             file_threads: models whose files are read at the same time.
         """
-        raise NotImplementedError
+        self.file_threads = file_threads
+        self._memory = memory
+        self._store = store
+        self._post = post
+        self._closing = threading.Event()
+        self._files = ThreadPoolExecutor(file_threads, thread_name_prefix="files")
+        self._fills: queue.SimpleQueue[tuple[str, Transfer, Callable[[Exception | None], None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._copies = threading.Thread(target=self._copy, name="copies", daemon=True)
+        self._copies.start()
+
+    def fetch(self, bundle: Bundle, *, keep: bool, done: Callable[[Transfer | Exception], None]) -> None:
+        """See `Loader.fetch`."""
+
+        def work() -> None:
+            result: Transfer | Exception
+            try:
+                result = self._store.acquire(bundle, keep=keep)
+            except Exception as error:  # noqa: BLE001 - whatever went wrong is this load's end, and nobody else's
+                result = error
+            self._post(partial(done, result))
+
+        self._files.submit(work)
+
+    def fill(self, key: str, transfer: Transfer, done: Callable[[Exception | None], None]) -> None:
+        """See `Loader.fill`."""
+        self._fills.put((key, transfer, done))
+
+    def discard(self, transfer: Transfer) -> None:
+        """See `Loader.discard`."""
+        self._files.submit(transfer.close)
+
+    def unkeep(self, bundle: Bundle) -> None:
+        """See `Loader.unkeep`."""
+        self._files.submit(self._store.unkeep, bundle)
+
+    def close(self) -> None:
+        """End the threads after what they do now, when the device thread has ended: what waits is dropped."""
+        self._closing.set()
+        self._files.shutdown(wait=True, cancel_futures=True)
+        self._fills.put(None)
+        self._copies.join()
+
+    def _copy(self) -> None:
+        while (job := self._fills.get()) is not None:
+            key, transfer, done = job
+            if self._closing.is_set():
+                transfer.close()
+                continue
+            self._post(partial(done, self._fill(key, transfer)))
+
+    def _fill(self, key: str, transfer: Transfer) -> Exception | None:
+        try:
+            try:
+                self._memory.fill(key, transfer.chunks())
+            finally:
+                transfer.close()
+        except Exception as error:  # noqa: BLE001 - likewise
+            return error
+        return None

@@ -3,14 +3,26 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from ballast_contract.config import ResidencyWish
+from ballast_contract.reasons import Reason
 from ballast_worker.bundle.reader import Bundle
-from ballast_worker.device.memory import DeviceMemory, Lease
+from ballast_worker.device.memory import DeviceMemory, DeviceMemoryError, Lease
 from ballast_worker.host.store import HostStore
+from ballast_worker.residency.board import Board
+from ballast_worker.residency.compaction import Compactor
 from ballast_worker.residency.demand import Decision, Demand, Readiness, Refusal
+from ballast_worker.residency.ledger import Ledger
 from ballast_worker.residency.loader import Loader
+from ballast_worker.residency.loads import Loads
+from ballast_worker.residency.priority import PriorityOrder
 from ballast_worker.residency.protocol import (
     CompactionMode,
     CompactionResult,
@@ -18,6 +30,10 @@ from ballast_worker.residency.protocol import (
     ResidencySnapshot,
     ResidentModel,
 )
+from ballast_worker.residency.records import Intents, Model, Purpose, Weights
+
+REFUSAL_KEPT_SECONDS = 1.0
+"""A load that is refused at once is not considered again for so long."""
 
 
 class ResidencyManager:
@@ -51,50 +67,293 @@ class ResidencyManager:
             clock: monotonic seconds.
             wall_clock: seconds since the epoch, for decision records.
         """
-        raise NotImplementedError
+        self._store = store
+        self._post = post
+        self._loader = loader
+        self._ledger = Ledger(clock=clock, wall_clock=wall_clock)
+        self._board = Board(
+            memory=memory,
+            demand=demand,
+            listener=listener,
+            ledger=self._ledger,
+            clock=clock,
+            models={},
+            extents={},
+            order=PriorityOrder(),
+            intents=Intents(),
+            notices=[],
+            tickets=itertools.count(1),
+        )
+        self._compactor = Compactor(self._board)
+        self._loads = Loads(
+            board=self._board,
+            loader=loader,
+            scratch_limit=scratch_limit,
+            after=after or partial(_timer, post),
+            turn=self._turn,
+            settled=self._compactor.settled,
+        )
+        self._generations = itertools.count(1)
+        self._turn_posted = False
+        self._held_back: set[str] = set()
+        self._draining: list[Weights] = []
+
+    # What is served
 
     def register(self, model: ResidentModel) -> Refusal | None:
         """See `Residency.register`."""
-        raise NotImplementedError
+        refusal = self._loads.infeasible(model)
+        if refusal is not None:
+            return refusal
+        known = self._board.models.get(model.name)
+        if known is None:
+            known = self._board.add(model, next(self._generations))
+            self._board.changed(known)
+        else:
+            self._replace(known, model)
+        purpose = self._loads.standing_purpose(known)
+        if purpose is not None and known.incoming is None and not known.intent:
+            self._board.ask(known, purpose)
+        self._turn_soon()
+        return None
+
+    def _replace(self, known: Model, spec: ResidentModel) -> None:
+        old = known.spec
+        other_bytes = old.bundle.digest != spec.bundle.digest
+        if old.wish is ResidencyWish.SYSTEM and (other_bytes or spec.wish is not ResidencyWish.SYSTEM):
+            self._loader.unkeep(old.bundle)
+        self._board.specify(known, spec)
+        if other_bytes or old.bundle.weights_identity != spec.bundle.weights_identity or old.wish is not spec.wish:
+            known.refusal, known.failures, known.retry_at = None, 0, 0.0
+        if other_bytes:
+            known.generation = next(self._generations)
+            known.reload_seconds = None
+            if known.incoming is not None:
+                self._loads.cancel(known.incoming)
+                if known.wanted and known.live is None:
+                    self._board.ask(known, Purpose.WANTED)
+        elif known.live is not None:
+            self._board.memory.pin(known.live.extent, pinned=spec.wish is ResidencyWish.DEVICE)
+        self._board.changed(known)
 
     def forget(self, name: str, done: Callable[[], None]) -> None:
         """See `Residency.forget`."""
-        raise NotImplementedError
+        board = self._board
+        model = board.models.get(name)
+        if model is None:
+            board.tell(done)
+            board.flush()
+            return
+        board.specify(model, None)
+        self._ledger.drop(name)
+        self._loads.forget(name)
+        model.intent = 0
+        self._held_back.discard(name)
+        if model.spec.wish is ResidencyWish.SYSTEM:
+            self._loader.unkeep(model.spec.bundle)
+        if model.wanted:
+            model.wanted = False
+            refusal = Refusal(Reason.NOT_REQUESTED, f"'{name}' is no longer served by this worker")
+            board.tell(lambda: board.listener.refused(name, refusal))
+        remaining = [weights for weights in board.extents.values() if weights.model is model]
+
+        def gone(weights: Weights) -> None:
+            remaining.remove(weights)
+            if not remaining:
+                board.tell(done)
+
+        for weights in remaining:
+            weights.gone = partial(gone, weights)
+        if not remaining:
+            board.tell(done)
+        if model.incoming is not None:
+            self._loads.cancel(model.incoming)
+        if model.live is not None:
+            board.retire(model.live)
+            model.live = None
+        board.tell(lambda: board.listener.changed(name))
+        self._turn_soon()
+        board.flush()
+
+    def fill_free(self) -> None:
+        """Load on-demand models into memory that is free now, largest first, evicting nothing: once, after the start."""
+        for model in self._board.models.values():
+            if model.live is None and model.incoming is None and not model.intent:
+                self._board.ask(model, Purpose.FILL)
+        self._turn_soon()
+
+    # Requests
 
     def want(self, name: str) -> Readiness | Refusal:
         """See `Residency.want`."""
-        raise NotImplementedError
+        board = self._board
+        model = board.models.get(name)
+        if model is None:
+            return Refusal(Reason.NOT_REQUESTED, f"no model '{name}' is served by this worker")
+        if model.live is not None:
+            if not board.quiet and not model.live.draining:
+                return Readiness.READY
+            model.deferred = True
+            self._held_back.add(name)
+            return Readiness.LOADING
+        if model.wanted:
+            return Readiness.LOADING
+        if model.incoming is not None:
+            model.wanted = True
+            model.incoming.purpose = Purpose.WANTED
+            return Readiness.LOADING
+        refusal = self._refused_now(model)
+        if refusal is not None:
+            return refusal
+        model.wanted = True
+        board.ask(model, Purpose.WANTED)
+        self._loads.begin()
+        board.flush()
+        return Readiness.LOADING
+
+    def _refused_now(self, model: Model) -> Refusal | None:
+        now = self._board.clock()
+        if model.refusal is not None and now < model.retry_at:
+            if model.refusal.retry_after_seconds is None:
+                return model.refusal
+            return replace(model.refusal, retry_after_seconds=model.retry_at - now)
+        refusal = self._loads.infeasible(model.spec)
+        if refusal is not None:
+            model.refusal, model.retry_at = refusal, now + REFUSAL_KEPT_SECONDS
+            self._board.changed(model)
+            self._board.flush()
+        return refusal
 
     def lease(self, name: str) -> Lease:
-        """See `Residency.lease`."""
-        raise NotImplementedError
+        """See `Residency.lease`.
+
+        Raises:
+            DeviceMemoryError: the model is not on the device, or may not be executed now.
+        """
+        board = self._board
+        model = board.models.get(name)
+        weights = model.live if model is not None else None
+        if weights is None or weights.draining or board.quiet:
+            raise DeviceMemoryError(f"'{name}' cannot be leased now: ask `want` first, in the same turn")
+        inner = board.memory.lease(weights.extent)
+        weights.leases += 1
+        board.leases += 1
+        self._loads.first_use(weights)
+        return _Lease(inner, partial(self._released, weights))
+
+    def _released(self, weights: Weights) -> None:
+        self._board.released(weights)
+        if self._compactor.wants_quiet or self._loads.waiting or self._board.notices:
+            self._turn_soon()
 
     def serving(self, name: str) -> Bundle | None:
         """See `Residency.serving`."""
-        raise NotImplementedError
+        model = self._board.models.get(name)
+        if model is None:
+            return None
+        return model.spec.bundle if model.live is None else model.live.bundle
 
     def expected_load_seconds(self, name: str) -> float | None:
         """See `Residency.expected_load_seconds`."""
-        raise NotImplementedError
+        model = self._board.models.get(name)
+        return None if model is None else model.reload_seconds
 
     def dispatched(self, name: str) -> None:
         """See `Residency.dispatched`."""
-        raise NotImplementedError
+        model = self._board.models.get(name)
+        if model is None or model.live is None:
+            return
+        weights = model.live
+        weights.dispatches += 1
+        weights.last_use = self._board.clock()
+        self._board.order.set(weights.extent, self._board.value(weights))
+
+    # Compaction
 
     def compact(
         self, mode: CompactionMode, reload: Sequence[str], done: Callable[[CompactionResult | Refusal], None]
     ) -> None:
         """See `Residency.compact`."""
-        raise NotImplementedError
+        self._compactor.ask(mode, reload, done)
+        self._turn()
 
-    def fill_free(self) -> None:
-        """Load on-demand models into memory that is free now, largest first, evicting nothing: once, after the start."""
-        raise NotImplementedError
+    # What comes next
+
+    def _turn_soon(self) -> None:
+        """Look at everything anew once the caller has finished; a batch of registrations is then seen together."""
+        if not self._turn_posted:
+            self._turn_posted = True
+            self._post(self._posted_turn)
+
+    def _posted_turn(self) -> None:
+        self._turn_posted = False
+        self._turn()
+
+    def _turn(self) -> None:
+        """Do everything that has become possible, and hold back the executions that stand in the way of the rest."""
+        board = self._board
+        board.quiet = self._compactor.wants_quiet
+        if board.quiet and not board.leases:
+            self._compactor.compact()
+            board.quiet = False
+        waits = None if board.quiet else self._loads.admit()
+        board.quiet = board.quiet or (waits is not None and waits.quiet)
+        self._drain([board.extents[r.extent] for r in waits.drain] if waits is not None else [])
+        self._loads.begin()
+        self._ledger.set_largest_waiting(self._loads.largest_waiting())
+        board.flush()
+
+    def _drain(self, weights: list[Weights]) -> None:
+        for earlier in self._draining:
+            earlier.draining = False
+        self._draining = weights
+        for now in weights:
+            now.draining = True
+        if self._board.quiet:
+            return
+        for name in sorted(self._held_back):
+            model = self._board.models.get(name)
+            if model is not None and model.live is not None and model.live.draining:
+                continue
+            self._held_back.discard(name)
+            if model is not None and model.live is not None and model.deferred:
+                model.deferred = False
+                self._board.tell(partial(self._board.listener.loaded, name))
+
+    # Readers
 
     def snapshot(self) -> ResidencySnapshot:
         """See `Residency.snapshot`."""
-        raise NotImplementedError
+        return self._ledger.snapshot(self._store.has)
 
     def decisions(self) -> tuple[Decision, ...]:
         """See `Residency.decisions`."""
-        raise NotImplementedError
+        return self._ledger.decisions()
+
+
+class _Lease:
+    """A lease of the device memory whose end residency hears of."""
+
+    __slots__ = ("_inner", "_released")
+
+    def __init__(self, inner: Lease, released: Callable[[], None]) -> None:
+        self._inner = inner
+        self._released: Callable[[], None] | None = released
+
+    @property
+    def arrays(self) -> Sequence[Any]:
+        """See `Lease.arrays`."""
+        return self._inner.arrays
+
+    def release(self) -> None:
+        """See `Lease.release`."""
+        released, self._released = self._released, None
+        self._inner.release()
+        if released is not None:
+            released()
+
+
+def _timer(post: Callable[[Callable[[], None]], None], seconds: float, action: Callable[[], None]) -> None:
+    timer = threading.Timer(max(seconds, 0.0), post, (action,))
+    timer.daemon = True
+    timer.start()

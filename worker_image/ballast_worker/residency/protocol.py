@@ -79,7 +79,19 @@ class ModelSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ResidencySnapshot:
-    """All models and the counters, consistent with one another."""
+    """All models and the counters, consistent with one another.
+
+    Attributes:
+        loads, load_seconds, load_bytes: of loads that have ended well; seconds from decision to callable.
+        load_wait_seconds: the part of `load_seconds` that was waiting for a thread or for room.
+        evictions: residents that left to make room.
+        eviction_age_seconds: how long the one evicted last had been idle; None before the first.
+        admission_failures: loads refused for want of room.
+        fallback_compactions: of `compactions`, those that admission could not do without.
+        moved_bytes: slid on the device, for compactions and for single loads.
+        compaction_seconds: until no more bytes moved.
+        largest_waiting_bytes: the largest model that waits for room, or was refused a block of it; 0: none.
+    """
 
     models: tuple[ModelSnapshot, ...]
     loads: int
@@ -92,6 +104,8 @@ class ResidencySnapshot:
     moved_bytes: int
     compaction_seconds: float
     largest_waiting_bytes: int
+    load_wait_seconds: float = 0.0
+    eviction_age_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a load: fetch a host copy, wait for room, fill the extent, serve; and every way in which it can end early.
+
+Host copies are fetched before room is made on the device, so that residents stay useful while a slow source is read, and
+a source that cannot be read costs nobody their place. Room goes to fetched loads in order of their tickets: a large load
+cannot be overtaken for ever by small ones.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from ballast_contract.config import ResidencyWish
+from ballast_contract.quantities import human
+from ballast_contract.reasons import Reason
+from ballast_worker.bundle.errors import BundleError
+from ballast_worker.host.store import Transfer
+from ballast_worker.residency.admission import Excluded, Resident, Wait, infeasible
+from ballast_worker.residency.board import Board
+from ballast_worker.residency.demand import Refusal
+from ballast_worker.residency.loader import Loader
+from ballast_worker.residency.priority import minimum_residence
+from ballast_worker.residency.protocol import ResidentModel
+from ballast_worker.residency.records import Model, Phase, Purpose, Weights
+from ballast_worker.residency.room import Placed, Room
+
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 60.0
+"""A failed load is tried again after 1, 2, 4, ... 60 s."""
+
+RELOAD_WEIGHT = 0.5
+"""Share of the newest measurement in the moving average of reload times."""
+
+POLL_SECONDS = 0.1
+"""A load that waits for room looks again after so long, should nothing else make it."""
+
+
+class Loads:
+    """Begins, follows and ends loads."""
+
+    def __init__(
+        self,
+        *,
+        board: Board,
+        loader: Loader,
+        scratch_limit: int,
+        after: Callable[[float, Callable[[], None]], None],
+        turn: Callable[[], None],
+        settled: Callable[[str, Refusal | None], None],
+    ) -> None:
+        """Args:
+        board: the shared state.
+        loader: the threads.
+        scratch_limit: bytes of the pool for scratch.
+        after: runs an action on the device thread after so many seconds.
+        turn: called when a load has come a step further, to see what can be done now.
+        settled: told how each load ended.
+        """
+        self._board = board
+        self._loader = loader
+        self._scratch_limit = scratch_limit
+        self._after = after
+        self._turn = turn
+        self._settled = settled
+        self._room = Room(board)
+        # Fetched, without an extent, by ticket.
+        self._waiting: list[Weights] = []
+        self._fetching = {True: 0, False: 0}
+        self._alarm = math.inf
+        self._no_block: dict[str, int] = {}
+
+    def infeasible(self, spec: ResidentModel) -> Refusal | None:
+        """Refuse what can never fit, and record it."""
+        memory = self._board.memory.statistics()
+        refusal = infeasible(
+            model=spec.name,
+            nbytes=spec.bundle.layout.nbytes,
+            scratch=spec.scratch_bytes,
+            capacity=memory.capacity,
+            pinned=self._board.pinned_beside(spec),
+            scratch_limit=self._scratch_limit,
+        )
+        if refusal is not None:
+            self._board.ledger.count(admission_failures=1)
+            self._board.ledger.decide(
+                model=spec.name,
+                kind="load",
+                verdict="refused",
+                needed=spec.bundle.layout.nbytes,
+                memory=memory,
+                refusal=refusal,
+            )
+        return refusal
+
+    def begin(self) -> None:
+        """Begin as many loads as there are file threads for; one of them stays free for what requests wait for, and one
+        for the rest.
+        """
+        threads = self._loader.file_threads
+        while (
+            self._fetching[True] + self._fetching[False] < threads
+            and self._fetching[True] + self._fetching[False] + len(self._waiting) < 2 * threads
+        ):
+            others = self._fetching[False] < max(1, threads - 1)
+            order = (False, True) if threads > 1 and not self._fetching[False] else (True, False)
+            for wanted in order:
+                if (wanted or others) and (intent := self._board.intents.pop(wanted=wanted)) is not None:
+                    self._start(*intent)
+                    break
+            else:
+                return
+
+    def _start(self, model: Model, purpose: Purpose, ticket: int) -> None:
+        board = self._board
+        weights = Weights(
+            extent=f"{model.name}#{model.generation}",
+            model=model,
+            bundle=model.spec.bundle,
+            purpose=purpose,
+            ticket=ticket,
+            started=model.asked,
+        )
+        if purpose.largest_first and not (not self._waiting and self._room.place_free(weights)) and not purpose.evicts:
+            free = board.memory.statistics().free
+            self._settled(
+                model.name,
+                Refusal(
+                    Reason.INSUFFICIENT_DEVICE_MEMORY,
+                    f"'{model.name}' ({human(weights.nbytes)}) does not fit into the {human(free)} that are free "
+                    "beside what was loaded before it",
+                ),
+            )
+            board.changed(model)
+            return
+        model.incoming = weights
+        self._fetching[purpose is Purpose.WANTED] += 1
+        keep = model.spec.wish is ResidencyWish.SYSTEM
+        self._loader.fetch(weights.bundle, keep=keep, done=partial(self._fetched, weights, purpose, board.clock()))
+        board.changed(model)
+
+    def _fetched(self, weights: Weights, begun_as: Purpose, began: float, result: Transfer | Exception) -> None:
+        self._fetching[begun_as is Purpose.WANTED] -= 1
+        weights.work_seconds += self._board.clock() - began
+        if isinstance(result, Exception):
+            if not weights.cancelled:
+                self._failed(weights, _refusal(weights, result))
+        elif weights.cancelled:
+            self._loader.discard(result)
+        elif weights.purpose is Purpose.HOST:
+            self._loader.discard(result)
+            self._on_host(weights, kept=result.kept)
+        else:
+            weights.transfer = result
+            if weights.placed:
+                self._fill(weights)
+            else:
+                weights.phase = Phase.WAITING
+                insort(self._waiting, weights, key=lambda w: w.ticket)
+        self._turn()
+
+    def _on_host(self, weights: Weights, *, kept: bool) -> None:
+        model = weights.model
+        if not kept:
+            self._failed(
+                weights,
+                Refusal(
+                    Reason.INSUFFICIENT_HOST_MEMORY,
+                    f"no host memory is free for a copy of '{model.name}' ({human(weights.nbytes)}): raise host.budget "
+                    "and the memory limit, or the size of the shared memory mount",
+                ),
+            )
+            return
+        model.incoming = None
+        model.refusal, model.failures = None, 0
+        self._board.changed(model)
+
+    def admit(self) -> Wait | None:
+        """Make room for fetched loads, in order, and let them fill; answers what the first one that cannot waits for."""
+        while self._waiting:
+            weights = self._waiting[0]
+            answer = self.infeasible(weights.model.spec) or self._without_old(weights) or self._room.place(weights)
+            if isinstance(answer, Wait):
+                self._set_alarm()
+                return answer
+            self._waiting.pop(0)
+            if isinstance(answer, Placed):
+                self._fill(weights)
+                self._bring_back(answer.dropped)
+            else:
+                self._discard(weights)
+                self._failed(weights, answer, recorded=True)
+        return None
+
+    def _without_old(self, weights: Weights) -> Wait | None:
+        """Where the old weights of the model leave no room beside them, they go first."""
+        old = weights.model.live
+        if old is None:
+            return None
+        capacity = self._board.memory.statistics().capacity
+        pinned = self._board.pinned_beside(weights.model.spec)
+        if old.nbytes + weights.nbytes + pinned <= capacity:
+            return None
+        if old.leases:
+            return Wait(drain=(_draining(old),))
+        self._board.free(old)
+        return None
+
+    def _fill(self, weights: Weights) -> None:
+        transfer = weights.transfer
+        assert transfer is not None, "weights are filled from a transfer"  # noqa: S101
+        weights.phase = Phase.FILLING
+        self._loader.fill(weights.extent, transfer, partial(self._filled, weights, self._board.clock()))
+
+    def _filled(self, weights: Weights, began: float, error: Exception | None) -> None:
+        weights.transfer = None
+        weights.work_seconds += self._board.clock() - began
+        if weights.cancelled:
+            self._board.abandon(weights)
+        elif error is not None:
+            self._failed(weights, _refusal(weights, error))
+        else:
+            self._ready(weights)
+        self._turn()
+
+    def _ready(self, weights: Weights) -> None:
+        board, model = self._board, weights.model
+        board.memory.activate(weights.extent)
+        now = board.clock()
+        weights.phase, weights.last_use = Phase.READY, now
+        model.load_seconds = now - weights.started
+        before = weights.work_seconds if model.reload_seconds is None else model.reload_seconds
+        model.reload_seconds = before + RELOAD_WEIGHT * (weights.work_seconds - before)
+        board.ledger.count(
+            loads=1,
+            load_seconds=model.load_seconds,
+            load_bytes=weights.nbytes,
+            load_wait_seconds=max(0.0, model.load_seconds - weights.work_seconds),
+        )
+        if model.live is not None:
+            board.retire(model.live)
+        model.live, model.incoming = weights, None
+        weights.unused, model.wanted, model.deferred = model.wanted, False, False
+        model.refusal, model.failures, model.retry_at = None, 0, 0.0
+        self._no_block.pop(model.name, None)
+        board.order.set(weights.extent, board.value(weights))
+        pinned = model.spec.wish is ResidencyWish.DEVICE
+        board.memory.pin(weights.extent, pinned=pinned)
+        board.tell(lambda: board.listener.loaded(model.name))
+        board.changed(model)
+        self._settled(model.name, None)
+
+    def first_use(self, weights: Weights) -> None:
+        """A request that a load was made for executes now."""
+        if weights.unused:
+            weights.unused = False
+            weights.stays_until = self._board.clock() + minimum_residence(weights.work_seconds)
+
+    def cancel(self, weights: Weights) -> None:
+        """End a load that is of no use any more. Its extent is free at once, or when its copy has ended."""
+        weights.cancelled = True
+        weights.model.incoming = None
+        if weights.phase is Phase.WAITING:
+            self._waiting.remove(weights)
+            self._discard(weights)
+        if weights.phase is not Phase.FILLING:
+            self._board.abandon(weights)
+        self._settled(
+            weights.model.name, Refusal(Reason.NOT_REQUESTED, f"'{weights.model.name}' is not wanted any more")
+        )
+
+    def forget(self, name: str) -> None:
+        """A model is no longer waited for by anybody."""
+        self._no_block.pop(name, None)
+
+    def _discard(self, weights: Weights) -> None:
+        if weights.transfer is not None:
+            self._loader.discard(weights.transfer)
+            weights.transfer = None
+
+    def _failed(self, weights: Weights, refusal: Refusal, *, recorded: bool = False) -> None:
+        board, model = self._board, weights.model
+        board.abandon(weights)
+        model.incoming = None
+        model.failures += 1
+        final = refusal.reason is Reason.BUNDLE_INVALID
+        pause = min(FIRST_RETRY_SECONDS * 2.0 ** (model.failures - 1), LONGEST_RETRY_SECONDS)
+        if refusal.retry_after_seconds is not None:
+            refusal = replace(refusal, retry_after_seconds=pause)
+        if weights.evicted:
+            gone = f"; {len(weights.evicted)} had gone for it: {', '.join(weights.evicted[:8])}"
+            refusal = replace(refusal, message=refusal.message + gone)
+        model.refusal = refusal
+        model.retry_at = math.inf if final else board.clock() + pause
+        if refusal.reason is Reason.NOT_CONTIGUOUS:
+            self._no_block[model.name] = weights.nbytes
+        if not recorded:
+            board.ledger.decide(
+                model=model.name,
+                kind="load",
+                verdict="refused",
+                needed=weights.nbytes,
+                memory=board.memory.statistics(),
+                evicted=weights.evicted,
+                moved=weights.moved,
+                refusal=refusal,
+            )
+        if model.wanted:
+            model.wanted = False
+            board.tell(lambda: board.listener.refused(model.name, refusal))
+        board.changed(model)
+        self._settled(model.name, refusal)
+        if not final and self.standing_purpose(model) is not None:
+            self._after(pause, partial(self._retry, model, model.generation))
+
+    def standing_purpose(self, model: Model) -> Purpose | None:
+        """What a model is loaded for without being asked: to be on the device, to serve its new bundle, to have a host
+        copy; None when all is as wanted or only requests load it.
+        """
+        if model.live is not None and model.live.bundle.digest != model.spec.bundle.digest:
+            return Purpose.REPLACE
+        if model.spec.wish is ResidencyWish.DEVICE:
+            return Purpose.PINNED if model.live is None else None
+        return Purpose.HOST if model.spec.wish is ResidencyWish.SYSTEM else None
+
+    def _retry(self, model: Model, generation: int) -> None:
+        current = self._board.models.get(model.name) is model and model.generation == generation
+        purpose = self.standing_purpose(model)
+        if current and purpose is not None and model.incoming is None and not model.intent:
+            self._board.ask(model, purpose)
+            self._turn()
+
+    def _bring_back(self, names: tuple[str, ...]) -> None:
+        """After a fallback compaction the most valuable of those that had to go come back, as far as they fit."""
+        board = self._board
+        free = board.memory.statistics().free
+        for name in reversed(names):
+            model = board.models.get(name)
+            if model is not None and model.live is None and model.incoming is None and not model.intent:
+                if model.nbytes > free:
+                    continue
+                free -= model.nbytes
+                board.ask(model, Purpose.RELOAD)
+
+    def _set_alarm(self) -> None:
+        """Look again when the next minimum residence ends, and now and then in any case."""
+        now = self._board.clock()
+        ends = (w.stays_until for w in self._board.extents.values() if w.stays_until > now)
+        at = min(min(ends, default=math.inf), now + POLL_SECONDS)
+        if at < self._alarm or self._alarm < now:
+            self._alarm = at
+            self._after(at - now, partial(self._ring, at))
+
+    def _ring(self, at: float) -> None:
+        if self._alarm == at:
+            self._alarm = math.inf
+        self._turn()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a fetched load waits for room."""
+        return bool(self._waiting)
+
+    def largest_waiting(self) -> int:
+        """Bytes of the largest model that waits for room, or was refused a block of it."""
+        waiting = max((weights.nbytes for weights in self._waiting), default=0)
+        return max(waiting, max(self._no_block.values(), default=0))
+
+
+def _draining(weights: Weights) -> Resident:
+    return Resident(weights.extent, weights.model.name, weights.nbytes, 0.0, queued=False, excluded=Excluded.EXECUTING)
+
+
+def _refusal(weights: Weights, error: Exception) -> Refusal:
+    name = weights.model.name
+    if isinstance(error, BundleError):
+        reason = Reason(error.reason)
+        return Refusal(reason, str(error), None if reason is Reason.BUNDLE_INVALID else FIRST_RETRY_SECONDS)
+    return Refusal(
+        Reason.LOAD_FAILED_WILL_RETRY,
+        f"loading '{name}' failed: {type(error).__name__}: {error}",
+        FIRST_RETRY_SECONDS,
+    )
