@@ -17,6 +17,9 @@ from ballast_operator.cluster.client import Listing, Object
 Name = tuple[str, str]
 """Namespace and name."""
 
+Grouping = Callable[[Object], str | None]
+"""The group of an object within its namespace, or None."""
+
 _TOMBSTONES: Final = 20_000
 
 
@@ -36,17 +39,17 @@ class Change:
 
 
 class Cache:
-    """Objects of one kind, by name and by one group key.
+    """Objects of one kind, by name and by named groups.
 
     Invariants: an object never goes back to an older resourceVersion of the same uid; an object that was deleted never
     returns (uids are not reused); `filled` turns true with the first complete list. Not thread-safe: one loop owns it.
     Objects must not be changed by those who read them.
     """
 
-    def __init__(self, *, group: Callable[[Object], str | None] = lambda _: None) -> None:
+    def __init__(self, groups: Mapping[str, Grouping] | None = None) -> None:
         self._objects: dict[Name, Object] = {}
-        self._group = group
-        self._groups: dict[tuple[str, str], dict[Name, None]] = defaultdict(dict)
+        self._groupings = dict(groups or {})
+        self._groups: dict[tuple[str, str, str], dict[Name, None]] = defaultdict(dict)
         self._dead: OrderedDict[str, None] = OrderedDict()
         self.filled = False
 
@@ -60,9 +63,9 @@ class Cache:
         """The object of that name, or None."""
         return self._objects.get((namespace, name))
 
-    def group(self, namespace: str, key: str) -> list[Object]:
-        """The objects of a group, in the order in which they were first seen."""
-        return [self._objects[name] for name in self._groups.get((namespace, key), ())]
+    def group(self, grouping: str, namespace: str, key: str) -> list[Object]:
+        """The objects of a group, in no particular order."""
+        return [self._objects[name] for name in self._groups.get((grouping, namespace, key), ())]
 
     def observe(self, type_: str | None, obj: Object) -> Change | None:
         """Take one watch event, or an answer to a write of our own. None: nothing new."""
@@ -102,12 +105,11 @@ class Cache:
                 if _version(theirs) < _version(ours):  # an older holder of the name, told late
                     return None
                 self._bury(before)
-            self._ungroup(name, before)
+            self._leave_groups(name, before)
         kept = {**obj, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
         self._objects[name] = kept
-        key = self._group(kept)
-        if key is not None:
-            self._groups[name[0], key][name] = None
+        for group in self._groups_of(name, kept):
+            self._groups[group][name] = None
         return Change(before, kept)
 
     def _remove(self, obj: Object) -> Change | None:
@@ -117,17 +119,21 @@ class Cache:
         if held is None or held["metadata"].get("uid") != obj["metadata"].get("uid"):
             return None
         del self._objects[name]
-        self._ungroup(name, held)
+        self._leave_groups(name, held)
         return Change(held, None)
 
-    def _ungroup(self, name: Name, obj: Object) -> None:
-        key = self._group(obj)
-        if key is None:
-            return
-        members = self._groups[name[0], key]
-        members.pop(name, None)
-        if not members:
-            del self._groups[name[0], key]
+    def _groups_of(self, name: Name, obj: Object) -> Iterator[tuple[str, str, str]]:
+        for grouping, key_of in self._groupings.items():
+            key = key_of(obj)
+            if key is not None:
+                yield grouping, name[0], key
+
+    def _leave_groups(self, name: Name, obj: Object) -> None:
+        for group in self._groups_of(name, obj):
+            members = self._groups[group]
+            members.pop(name, None)
+            if not members:
+                del self._groups[group]
 
     def _bury(self, obj: Object) -> None:
         self._dead[obj["metadata"].get("uid", "")] = None

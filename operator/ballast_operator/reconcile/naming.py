@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names, labels and owner references of what the operator makes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+from ballast_contract import names
+from ballast_operator.cluster.client import Object
+from ballast_operator.cluster.resources import BUDGETS, MANAGED_BY, MANAGED_LABEL, MODELS
+
+ANNOTATION_SPEC_HASH: Final = f"{names.API_GROUP}/spec-hash"
+"""On a pod: the part of its WeightBudget's spec that it was made from. Another hash means: replace it."""
+
+ANNOTATION_UPDATE_TOKEN: Final = f"{names.API_GROUP}/update-token"
+"""On a pod: the value of `ballast.dev/update` when it was made."""
+
+SLICE_MANAGER: Final = f"{names.API_GROUP}/operator"
+"""Value of `endpointslice.kubernetes.io/managed-by`: keeps Kubernetes' own controllers away."""
+
+SERVICE_LABEL: Final = "kubernetes.io/service-name"
+SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
+
+_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+
+
+def pod_name(budget: str, rng: random.Random) -> str:
+    """A name for a new worker pod: five letters and digits that spell nothing."""
+    return f"{budget}-{''.join(rng.choice(_LETTERS) for _ in range(5))}"
+
+
+def pool_service(budget: str) -> str:
+    """The Service in front of every worker of a pool."""
+    return f"{budget}-pool"
+
+
+def headless_service(budget: str) -> str:
+    """The Service that gives every worker a DNS name."""
+    return f"{budget}-workers"
+
+
+def demand_map(budget: str) -> str:
+    """The ConfigMap that keeps what was learnt of the models' demand."""
+    return f"{budget}-demand"
+
+
+def labels(*, component: str, budget: str, model: str | None = None) -> dict[str, str]:
+    """The labels of everything that belongs to a budget, or to a model of it."""
+    found = {
+        "app.kubernetes.io/name": "ballast",
+        "app.kubernetes.io/instance": budget,
+        "app.kubernetes.io/component": component,
+        "app.kubernetes.io/part-of": "ballast",
+        MANAGED_LABEL: MANAGED_BY,
+        names.LABEL_BUDGET: budget,
+    }
+    if model is not None:
+        found[names.LABEL_MODEL] = model
+    return found
+
+
+def worker_selector(budget: str) -> dict[str, str]:
+    """The labels that select the worker pods of a budget; they never change."""
+    return {names.LABEL_BUDGET: budget, "app.kubernetes.io/component": "worker"}
+
+
+def owner(kind: str, obj: Object) -> list[dict[str, Any]]:
+    """The owner reference to an object of ours."""
+    resource = MODELS if kind == MODELS.kind else BUDGETS
+    metadata = obj["metadata"]
+    return [
+        {
+            "apiVersion": resource.api_version,
+            "kind": kind,
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def owner_uid(obj: Object) -> str | None:
+    """The uid of the object's controller, or None."""
+    return _controller(obj).get("uid")
+
+
+def owner_kind(obj: Object) -> str | None:
+    """The kind of the object's controller, or None."""
+    return _controller(obj).get("kind")
+
+
+def _controller(obj: Object) -> Object:
+    references = obj["metadata"].get("ownerReferences", ())
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
+def is_ours(obj: Object) -> bool:
+    """Whether the operator made the object."""
+    return bool(obj["metadata"].get("labels", {}).get(MANAGED_LABEL) == MANAGED_BY)
+
+
+def contains(observed: Any, wanted: Any) -> bool:
+    """Whether an observed object says what is wanted, whatever else it says: servers add defaults."""
+    if isinstance(wanted, dict):
+        return isinstance(observed, dict) and all(contains(observed.get(k), v) for k, v in wanted.items())
+    if isinstance(wanted, list):
+        return (
+            isinstance(observed, list)
+            and len(observed) == len(wanted)
+            and all(contains(o, w) for o, w in zip(observed, wanted, strict=True))
+        )
+    return bool(observed == wanted)

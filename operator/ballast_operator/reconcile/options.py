@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How this operator was installed: what a spec that leaves something out means here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MAX_MODEL_SERVICES: Final = 1_000
+"""Models of a pool that get a Service each; above, the pool keeps only its own address."""
+
+MAX_MODEL_ENDPOINTS: Final = 20_000
+"""Endpoints in all EndpointSlices of a pool; above, likewise."""
+
+FIGURES_SECONDS: Final = 15.0
+"""Least time between two writes of figures that nobody waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of the installation.
+
+    `worker_image` is what a WeightBudget without an image runs; `version` is Ballast's own.
+    """
+
+    worker_image: str
+    version: str
+    max_model_services: int = MAX_MODEL_SERVICES
+    max_model_endpoints: int = MAX_MODEL_ENDPOINTS
+    figures_seconds: float = FIGURES_SECONDS

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When models are placed, and from what: the inputs of the pack and the cause of the next one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from ballast_contract.reasons import Reason
+from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.api.inferencemodel import Coverage
+from ballast_operator.placement.demand import Demand
+from ballast_operator.placement.model import ModelDemand, WorkerCapacity
+from ballast_operator.reconcile.bundles import Bundle
+from ballast_operator.reconcile.wishes import Model, Rejection
+from ballast_operator.reconcile.workers import Worker
+
+GATHER_SECONDS: Final = 10.0
+"""How long a placement waits for workers that are still starting, so that models do not move from one to the next."""
+
+_ROUNDING: Final = 64 << 20
+
+
+class Trigger(StrEnum):
+    """Why models are placed."""
+
+    START = "start"
+    WORKERS = "workers"
+    MODELS = "models"
+    COMPUTE = "compute"
+    REQUEST = "request"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What decides whether models are placed now. `before` fields are of the last placement of this process."""
+
+    workers: frozenset[str]
+    """Names of workers that can take models."""
+    starting: bool
+    """A live worker pod has not reported yet."""
+    waited: float
+    """Seconds since the set of workers last changed."""
+    signature: object
+    """What the models and the workers' capacities ask for."""
+    workers_before: frozenset[str] | None
+    signature_before: object
+    assigned: frozenset[str]
+    """Names of workers that any model is assigned to."""
+    requested: bool
+    """A repack was asked for by annotation."""
+    compute_due: bool
+    """Enough device time has passed."""
+
+
+def trigger(now: Situation) -> Trigger | None:
+    """The cause of a placement that is due now; None when nothing is to be placed, or workers are waited for."""
+    if not now.workers:
+        return None
+    gathering = now.starting and now.waited < GATHER_SECONDS
+    if now.workers_before is None:
+        if gathering:
+            return None
+        if not now.assigned:
+            return Trigger.START
+        return Trigger.MODELS if now.workers == now.assigned else Trigger.WORKERS
+    if now.workers != now.workers_before and not (gathering and now.workers > now.workers_before):
+        return Trigger.WORKERS
+    if now.requested:
+        return Trigger.REQUEST
+    if now.compute_due:
+        return Trigger.COMPUTE
+    return Trigger.MODELS if now.signature != now.signature_before else None
+
+
+def demands(
+    models: Sequence[Model],
+    workers: Sequence[Worker],
+    *,
+    bundle: Callable[[Model], Bundle | None],
+    demand: Mapping[str, Demand],
+    placed: Callable[[Model], bool],
+) -> tuple[list[ModelDemand], dict[str, Rejection]]:
+    """The models to pack, by uid; and those that cannot be placed yet, with the reason.
+
+    A model whose headers were never read waits, unless it has a place already.
+    """
+    found: list[ModelDemand] = []
+    waiting: dict[str, Rejection] = {}
+    for model in models:
+        reports = [state for worker in workers if (state := worker.report(model)) is not None]
+        header = bundle(model)
+        weights = max((state.weights_bytes for state in reports), default=0) or (header.weights_bytes if header else 0)
+        if not placed(model) and not weights and (header is None or header.rejection is not None):
+            waiting[model.uid] = _waiting(header)
+            continue
+        usage = demand.get(model.object)
+        found.append(
+            ModelDemand(
+                name=model.uid,
+                weights_bytes=weights,
+                code_bytes=max((state.code_bytes for state in reports), default=0),
+                utilization=usage.utilization if usage is not None else 0.0,
+                pinned=model.pinned,
+                replicas=model.spec.replicas,
+                all_workers=model.spec.coverage is Coverage.ALL_WORKERS,
+            )
+        )
+    return found, waiting
+
+
+def capacities(workers: Sequence[Worker], uid_of: Mapping[str, str]) -> list[WorkerCapacity]:
+    """The workers that can take models. `uid_of` gives the uid of the model that is called by a name."""
+    return [
+        WorkerCapacity(
+            name=worker.name, node=worker.pod.node, capacity_bytes=worker.capacity_bytes, holds=_held(worker, uid_of)
+        )
+        for worker in workers
+        if worker.available
+    ]
+
+
+def signature(models: Sequence[ModelDemand], workers: Sequence[WorkerCapacity]) -> object:
+    """What has to change for a model to be placed anew between two repacks; rounded, and without demand."""
+    return (
+        frozenset((m.name, m.weights_bytes, m.pinned, m.replicas, m.all_workers) for m in models),
+        frozenset((w.name, None if w.capacity_bytes is None else w.capacity_bytes // _ROUNDING) for w in workers),
+    )
+
+
+def _waiting(header: Bundle | None) -> Rejection:
+    if header is None or header.rejection is None:
+        return Rejection(Reason.PENDING, "a worker is asked for the bundle's headers")
+    return header.rejection
+
+
+def _held(worker: Worker, uid_of: Mapping[str, str]) -> frozenset[str]:
+    models = worker.view.models.values() if worker.view is not None else ()
+    held = (m.name for m in models if m.tier in (pb.TIER_DEVICE, pb.TIER_HOST))
+    return frozenset(uid_of[name] for name in held if name in uid_of)

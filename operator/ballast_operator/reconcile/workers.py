@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker as the operator knows it: its pod, and what it last said of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ballast_contract import config
+from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.fleet.view import View
+from ballast_operator.reconcile.pods import Pod
+from ballast_operator.reconcile.wishes import Model
+
+_PLAN_WEIGHTS: Final = frozenset({"code", "pinned weights", "on-demand weights"})
+"""Lines of a plan that models share; the others are fixed or kept free."""
+
+_SILENCE_SECONDS: Final = 60.0
+"""How long a silent worker whose pod is Ready keeps its models, before they are placed elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A pod with the report of the process in it.
+
+    `view` is None while the pod has no address. What is not known is None, never False.
+    """
+
+    pod: Pod
+    view: View | None
+    now: float
+    """The clock of the reports."""
+    leaving: bool = False
+    """Its models are to move elsewhere: it is being drained."""
+
+    @property
+    def uid(self) -> str:
+        """The uid of the pod."""
+        return self.pod.uid
+
+    @property
+    def name(self) -> str:
+        """The name of the pod."""
+        return self.pod.name
+
+    @property
+    def known(self) -> bool:
+        """Whether it ever reported."""
+        return self.view is not None and self.view.known
+
+    @property
+    def stale(self) -> bool:
+        """Whether nothing was heard from it for too long."""
+        return self.view is not None and self.view.stale(self.now)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its first report is still due and may come any moment."""
+        return self.view is not None and self.view.awaited(self.now)
+
+    @property
+    def available(self) -> bool:
+        """Whether models may be placed on it; one that fell silent keeps its models for a while if its pod is Ready."""
+        if self.view is None or not self.known or not self.pod.live or self.leaving:
+            return False
+        return not self.stale or (self.pod.ready and self.now - self.view.heard_at < _SILENCE_SECONDS)
+
+    def report(self, model: Model) -> pb.ModelState | None:
+        """What it last said of a model; a namesake of another object does not count."""
+        state = self.view.models.get(model.served_name) if self.view is not None else None
+        return state if state is not None and state.object == model.object else None
+
+    def can_call(self, model: Model) -> bool | None:
+        """Whether a call of the model would be answered here; None when that is not known."""
+        if self.pod.finished or self.view is None:
+            return False
+        if not self.known or self.stale:
+            return None
+        return self.report(model) is not None and self.view.can_call(model.served_name)
+
+    def reached(self, model: Model) -> bool:
+        """Whether the worker has come as far with the model as is wished: prepared, or on the wished tier."""
+        state = self.report(model)
+        if state is None or not self.can_call(model):
+            return False
+        if model.spec.residency is config.ResidencyWish.DEVICE:
+            return state.tier == pb.TIER_DEVICE
+        if model.spec.residency is config.ResidencyWish.SYSTEM:
+            return state.tier in (pb.TIER_DEVICE, pb.TIER_HOST)
+        return True
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Device memory for weights and code together, by the plan in force; None without one."""
+        plan = self.view.plan if self.view is not None else None
+        if plan is None or not plan.fits:
+            return None
+        return sum(line.bytes for line in plan.lines if line.line in _PLAN_WEIGHTS)
