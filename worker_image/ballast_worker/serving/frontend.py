@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import uvloop
+
 from ballast_contract.config import Serving
 from ballast_worker.serving.call import Engine
 from ballast_worker.serving.catalog import Catalog
+from ballast_worker.serving.grpc_server import GrpcServer
+from ballast_worker.serving.http_server import HttpServer
+from ballast_worker.serving.mailbox import Mailbox
+from ballast_worker.serving.service import Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +29,25 @@ class Ports:
 
 
 class Frontend:
-    """HTTP and gRPC for one engine and one catalog."""
+    """HTTP and gRPC for one engine and one catalog. Started once."""
 
     def __init__(
         self, config: Serving, engine: Engine, catalog: Catalog, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        raise NotImplementedError
+        """Make a front end that does not listen yet.
+
+        Args:
+            config: addresses and limits.
+            engine: gets the calls.
+            catalog: says which models there are; asked on the event loop.
+            clock: monotonic seconds, the engine's clock.
+        """
+        self._config = config
+        self._engine = engine
+        self._catalog = catalog
+        self._clock = clock
+        self._http: HttpServer | None = None
+        self._grpc: GrpcServer | None = None
 
     async def start(self) -> Ports:
         """Listen on both ports.
@@ -34,21 +55,51 @@ class Frontend:
         Raises:
             OSError: a port cannot be had; the message names it.
         """
-        raise NotImplementedError
+        config = self._config
+        service = Service(
+            self._engine,
+            self._catalog,
+            Mailbox(asyncio.get_running_loop()),
+            timeout_seconds=config.request_timeout_seconds,
+            clock=self._clock,
+        )
+        self._http = HttpServer(
+            service, max_body_bytes=config.max_request_bytes, timeout_seconds=config.request_timeout_seconds
+        )
+        self._grpc = GrpcServer(service, max_message_bytes=config.max_request_bytes)
+        try:
+            http = await self._http.start(config.host, config.http_port)
+            return Ports(http, await self._grpc.start(config.host, config.grpc_port))
+        except OSError:
+            await self.stop(grace_seconds=0)
+            raise
 
     async def stop(self, *, grace_seconds: float) -> None:
         """Take no new connections, let requests under way end within the grace, then close."""
-        raise NotImplementedError
+        if self._http is not None and self._grpc is not None:
+            await asyncio.gather(self._http.stop(grace_seconds), self._grpc.stop(grace_seconds))
 
 
 class FrontendThread:
-    """A front end that runs in a thread of its own."""
+    """A front end that runs in a thread of its own.
 
-    ports: Ports
+    Attributes:
+        ports: where it listens.
+    """
+
+    def __init__(
+        self, ports: Ports, loop: asyncio.AbstractEventLoop, frontend: Frontend, thread: threading.Thread
+    ) -> None:
+        self.ports = ports
+        self._loop = loop
+        self._frontend = frontend
+        self._thread = thread
 
     def stop(self, *, grace_seconds: float) -> None:
-        """As `Frontend.stop`; returns when the thread has ended. Any thread."""
-        raise NotImplementedError
+        """As `Frontend.stop`; returns when the thread has ended. Any other thread, once."""
+        asyncio.run_coroutine_threadsafe(self._frontend.stop(grace_seconds=grace_seconds), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
 
 def run_in_thread(frontend: Frontend) -> FrontendThread:
@@ -57,4 +108,20 @@ def run_in_thread(frontend: Frontend) -> FrontendThread:
     Raises:
         OSError: a port cannot be had.
     """
-    raise NotImplementedError
+    loop = uvloop.new_event_loop()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+    thread = threading.Thread(target=run, name="protocols", daemon=True)
+    thread.start()
+    try:
+        ports = asyncio.run_coroutine_threadsafe(frontend.start(), loop).result()
+    except BaseException:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        raise
+    return FrontendThread(ports, loop, frontend, thread)

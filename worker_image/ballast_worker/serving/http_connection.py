@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP/1.1 on a bare transport: requests in, answers out in the order of the requests, everything bounded.
+
+What a request means is the handler's affair. A connection holds at most one request that is being read and
+`_PIPELINED` that wait for answers; beyond that, and while the client does not read its answers, nothing more is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import http
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import httptools
+import orjson
+
+_PIPELINED: Final = 32
+"""Requests of one connection that wait for answers; more are not read."""
+
+_MAX_HEAD_BYTES: Final = 64 << 10
+"""Bytes of request line and headers."""
+
+_LINGER_SECONDS: Final = 2.0
+"""How long a connection is kept readable after a refusal, so that the client reads the answer before a reset."""
+
+_JOINED_BYTES: Final = 32 << 10
+"""Answers up to this size are put together before they are written; larger ones are written in pieces, uncopied."""
+
+Pieces = Sequence[bytes | memoryview]
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """A request that was read completely.
+
+    Attributes:
+        method: in capitals.
+        target: as on the request line, without a fragment.
+        headers: names in lower case; of repeated ones the last.
+        body: after chunked coding was undone.
+    """
+
+    method: bytes
+    target: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """A request and the place of its answer on the connection. `respond` is called once, on the event loop."""
+
+    request: HttpRequest
+    keep_alive: bool
+    _connection: HttpConnection
+    answer: list[bytes | memoryview] | None = field(default=None)
+
+    def respond(
+        self, status: int, pieces: Pieces, *, content_type: str = "application/json", headers: Sequence[str] = ()
+    ) -> None:
+        """Answer.
+
+        Args:
+            status: HTTP status.
+            pieces: of the body; not changed until they are written.
+            content_type: of the body.
+            headers: further lines, as in `Retry-After: 1`.
+        """
+        if self._connection.closing:
+            self.keep_alive = False
+        head = _head(status, sum(map(len, pieces)), content_type, headers, keep_alive=self.keep_alive)
+        self.answer = [head] if self.request.method == b"HEAD" else [head, *pieces]
+        self._connection.flush()
+
+    def respond_json(self, status: int, document: object, *, headers: Sequence[str] = ()) -> None:
+        """Answer with a JSON document."""
+        self.respond(status, [orjson.dumps(document)], headers=headers)
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client. Also the callbacks of httptools' parser, whose exceptions end the connection."""
+
+    def __init__(
+        self, handle: Callable[[Exchange], None], closed: Callable[[HttpConnection], None], *, max_body_bytes: int
+    ) -> None:
+        self._handle = handle
+        self._closed = closed
+        self._max_body_bytes = max_body_bytes
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._exchanges: deque[Exchange | bytes] = deque()
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._reading_since: float | None = None
+        self._discarding = False
+        self._paused = False
+        self._client_reads = True
+        self.closing = False
+        """The next answer is the last."""
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.BaseProtocol`."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a stream protocol gets a stream transport
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.BaseProtocol`."""
+        del exc
+        self._closed(self)
+        self._exchanges.clear()
+        self._discarding = True
+
+    def pause_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._client_reads = False
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._client_reads = True
+        self._regulate()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._discarding:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            if not isinstance(cause, _RefusedError):
+                raise
+            self._refuse(cause.status, str(cause))
+        except httptools.HttpParserError as error:
+            if self._discarding:
+                return  # data behind the last request of the connection
+            self._refuse(400, f"the request is not HTTP/1.1: {error}")
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._url = b""
+        self._headers = {}
+        self._body = []
+        self._head_bytes = self._body_bytes = 0
+        self._reading_since = time.monotonic()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self._url += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        self._headers[name.lower()] = value
+        self._count_head(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        """The body begins."""
+        if self._parser.should_upgrade():
+            raise _RefusedError(501, "no other protocol is spoken here: send HTTP/1.1 without Upgrade")
+        length = self._headers.get(b"content-length")
+        if length is not None and int(length) > self._max_body_bytes:
+            raise _RefusedError(413, _too_large(int(length), self._max_body_bytes))
+        if self._headers.get(b"expect", b"").lower() == b"100-continue":
+            self._exchanges.append(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.flush()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._body_bytes += len(body)
+        if self._body_bytes > self._max_body_bytes:
+            raise _RefusedError(413, _too_large(self._body_bytes, self._max_body_bytes))
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        self._reading_since = None
+        request = HttpRequest(self._parser.get_method(), self._url, self._headers, body)
+        keep_alive = self._parser.should_keep_alive() and self._parser.get_http_version() == "1.1" and not self.closing
+        exchange = Exchange(request, keep_alive, self)
+        self._exchanges.append(exchange)
+        if not exchange.keep_alive:
+            self._discarding = True  # what follows on this connection is not for us
+        self._handle(exchange)
+        self._regulate()
+
+    # Answers
+
+    def flush(self) -> None:
+        """Write the answers that are there, up to the first request that still waits for one."""
+        while self._exchanges:
+            first = self._exchanges[0]
+            if isinstance(first, bytes):
+                self._transport.write(first)
+            elif first.answer is None:
+                break
+            else:
+                self._write(first.answer)
+                if not first.keep_alive:
+                    self._exchanges.clear()
+                    self._transport.close()
+                    return
+            self._exchanges.popleft()
+        self._regulate()
+
+    def finish(self) -> None:
+        """Close after the answers that are under way; at once when there are none."""
+        self.closing = True
+        if not self._exchanges and self._reading_since is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close now."""
+        self._transport.abort()
+
+    def stalled(self, now: float, seconds: float) -> bool:
+        """A request has begun and not come to its end for longer than `seconds`."""
+        return self._reading_since is not None and now - self._reading_since > seconds
+
+    def time_out(self) -> None:
+        """End a connection whose request does not come."""
+        self._refuse(408, "the request did not arrive in time")
+
+    def _write(self, answer: list[bytes | memoryview]) -> None:
+        if len(answer) > 1 and sum(map(len, answer)) <= _JOINED_BYTES:
+            self._transport.write(b"".join(answer))
+        else:
+            self._transport.writelines(answer)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer a request that cannot be read to its end, then close."""
+        if self._transport.is_closing():
+            return
+        self._discarding = True
+        self._reading_since = None
+        exchange = Exchange(HttpRequest(b"", b"", {}, b""), keep_alive=True, _connection=self)
+        head_and_body = orjson.dumps({"error": message})
+        exchange.answer = [
+            _head(status, len(head_and_body), "application/json", (), keep_alive=False),
+            head_and_body,
+        ]
+        self._exchanges.append(exchange)
+        self.flush()
+        asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.close)
+
+    def _count_head(self, nbytes: int) -> None:
+        self._head_bytes += nbytes
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            raise _RefusedError(431, f"request line and headers exceed {_MAX_HEAD_BYTES} bytes")
+
+    def _regulate(self) -> None:
+        """Read only as long as answers leave."""
+        stop = len(self._exchanges) >= _PIPELINED or not self._client_reads
+        if stop == self._paused or self._transport.is_closing():
+            return
+        self._paused = stop
+        if stop:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+
+class _RefusedError(Exception):
+    """Raised in a callback of the parser to stop it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _too_large(nbytes: int, limit: int) -> str:
+    return f"the body has {nbytes} bytes or more; serving.maxRequestBytes is {limit}: send less, or raise it"
+
+
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus
+}
+
+
+class _Clock:
+    """The Date header, made once a second."""
+
+    second = 0
+    line = b""
+
+    @classmethod
+    def date(cls) -> bytes:
+        now = int(time.time())
+        if now != cls.second:
+            cls.second = now
+            cls.line = b"Date: " + email.utils.formatdate(now, usegmt=True).encode() + b"\r\n"
+        return cls.line
+
+
+def _head(status: int, length: int, content_type: str, headers: Sequence[str], *, keep_alive: bool) -> bytes:
+    lines = [f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n", *(f"{line}\r\n" for line in headers)]
+    if not keep_alive:
+        lines.append("Connection: close\r\n")
+    return b"".join((_STATUS_LINES[status], _Clock.date(), "".join(lines).encode("latin-1"), b"\r\n"))
