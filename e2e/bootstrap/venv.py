@@ -34,7 +34,7 @@ def make(home: Home) -> None:
             run_logged(home, "venv", interpreter, "-m", "venv", folder)
         version = output_of(python, "-c", "import sys; print(*sys.version_info[:2])")
     with timed(f"venv: ballast[{_EXTRAS}] and what it needs"):
-        argv = [python, "-m", "pip", "install", "-c", "constraints.txt", "-e", f".[{_EXTRAS}]"]
+        argv = [python, "-m", "pip", "install", "--no-compile", "-c", "constraints.txt", "-e", f".[{_EXTRAS}]"]
         run_logged(home, "venv", *argv, cwd=REPOSITORY)
     note.write_text(key_of(version, _EXTRAS, *sources))
 

@@ -11,15 +11,12 @@ from pathlib import Path
 from e2e.cluster.cgroups import cgroups
 from e2e.cluster.commands import run
 from e2e.cluster.network import interfaces
-from e2e.cluster.nodes import NODE_MOUNTS
-from e2e.cluster.settings import Settings
-
-_CHAINS = ("KUBE-", "CNI-")
+from e2e.cluster.settings import SYSTEM_PATH, Settings
 
 
 def leftovers(settings: Settings) -> list[str]:
     """Return one line for each thing that is left."""
-    lines = [*_processes(settings), *_mounts(settings), *_namespaces()]
+    lines = [*_processes(settings), *_mounts(settings)]
     lines += [f"interface {name}" for name in interfaces(settings)]
     lines += [*_routes(settings), *_rules(settings)]
     lines += [f"cgroup {path}" for path in cgroups(settings)]
@@ -27,44 +24,43 @@ def leftovers(settings: Settings) -> list[str]:
 
 
 def _processes(settings: Settings) -> Iterator[str]:
-    """Processes that run a binary of the cluster, name its state folder, or live in one of its cgroups."""
-    marks = f"{settings.state}/".encode()
+    """Processes that name the state folder, see a mount of it, or live in one of the cluster's cgroups."""
+    mark = f"{settings.state}/"
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         try:
-            words = (folder / "cmdline").read_bytes()
+            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             groups = (folder / "cgroup").read_text()
+            mounts = (folder / "mountinfo").read_text()
         except OSError:
             continue
-        if marks in words or f":/{settings.name}/" in groups:
-            yield f"process {folder.name}: {words.replace(bytes(1), b' ').decode(errors='replace')[:120]}"
+        if mark in words or f":/{settings.name}/" in groups or mark in mounts:
+            yield f"process {folder.name}: {' '.join(words.split())[:120]}"
 
 
 def _mounts(settings: Settings) -> Iterator[str]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         root, target = line.split()[3:5]
-        ours = any(place.startswith(f"{settings.state}/") for place in (root, target))
-        if ours or target.startswith(tuple(f"{path}/" for path in NODE_MOUNTS.values())):
+        if any(place.startswith(f"{settings.state}/") for place in (root, target)):
             yield f"mount {target}"
 
 
-def _namespaces() -> Iterator[str]:
-    for folder in (Path("/run/netns"), Path("/var/run/netns")):
-        if folder.is_dir() and not folder.is_symlink():
-            yield from (f"network namespace {path.name}" for path in folder.glob("cni-*"))
-
-
 def _routes(settings: Settings) -> Iterator[str]:
-    networks = (f"{settings.net}.", f"{settings.pods}.", f"{settings.services}.")
     for line in run(settings, "ip", "route").stdout.splitlines():
-        if line.startswith(networks) or f" dev {settings.bridge}" in line:
+        if line.startswith(_networks(settings)) or f" dev {settings.bridge}" in line:
             yield f"route {line.strip()}"
 
 
 def _rules(settings: Settings) -> Iterator[str]:
+    """Rules of this machine's own firewall, which no part of the cluster should ever touch."""
+    marks = (*(f" {network}" for network in _networks(settings)), f" {settings.bridge} ")
     for tool in ("iptables-save", "ip6tables-save"):
-        if shutil.which(tool, path="/usr/sbin:/sbin"):
+        if shutil.which(tool, path=SYSTEM_PATH):
             for line in run(settings, tool, check=False).stdout.splitlines():
-                if any(chain in line for chain in _CHAINS):
+                if any(mark in f"{line} " for mark in marks):
                     yield f"firewall rule {line}"
+
+
+def _networks(settings: Settings) -> tuple[str, str, str]:
+    return f"{settings.net}.", f"{settings.pods}.", f"{settings.services}."
