@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-PIECE_BYTES = 16 << 20
-"""Most bytes of one copy from host to device: two of them in flight keep the link busy (measured: 0.99 of its rate), and
-the inputs of a request wait for at most two (measured: p99 0.6 ms)."""
-
 
 class DeviceError(Exception):
     """A call of the device's driver failed; the message names the call and its error."""
@@ -26,10 +22,12 @@ class DeviceUnavailableError(DeviceError):
 
 
 class Upload(Protocol):
-    """A run of copies from host to device, in order, with at most two pieces in flight. One thread uses it."""
+    """A run of copies from host to device, in order. One thread uses it."""
 
     def send(self, offset: int, data: memoryview, *, locked: bool) -> int:
-        """Copy at most `PIECE_BYTES` to `offset`; waits while two pieces are in flight.
+        """Enqueue a copy of at most `Backend.piece_bytes` to `offset`, then wait until everything before it has arrived.
+
+        So two pieces are queued while it waits, which keeps the link busy, and one when it returns.
 
         Args:
             offset: in the block, in bytes.
@@ -63,6 +61,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def piece_bytes(self) -> int:
+        """Most bytes of one copy from the host: what the inputs of a request wait for, at most twice."""
+        ...
+
+    @property
     def overhead_bytes(self) -> int:
         """Device memory that `allocate` takes beyond the block itself; part of the plan's line `context`."""
         ...
@@ -90,7 +93,7 @@ class Backend(Protocol):
         ...
 
     def move(self, source: int, target: int, nbytes: int) -> None:
-        """Enqueue a copy inside the block; source and target may overlap. In order; one thread."""
+        """Enqueue a copy inside the block, in order; one thread. They overlap only when the target lies below."""
         ...
 
     def finish_moves(self) -> None:
