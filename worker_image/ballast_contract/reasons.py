@@ -90,6 +90,8 @@ class Reason(StrEnum):
     """The object carries the pause annotation; nothing is changed for it."""
     UPDATE_BLOCKED = "UpdateBlocked"
     """An update waits: moving the models of the next worker away would not fit."""
+    UPDATE_AVAILABLE = "UpdateAvailable"
+    """Workers run what an earlier release of the operator made; ask for the update by annotation."""
     INVALID_SPEC = "InvalidSpec"
     """The spec breaks a rule that the schema cannot express."""
 
