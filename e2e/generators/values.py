@@ -2,7 +2,7 @@
 """The chart's values schema and their reference, from values.yaml and the comments in it.
 
 The comment above a key is its description. A line `# @schema {...}` in it is JSON that adds to the key's schema. A list is
-`{"items": ...}`. A map is closed to other keys unless it says `"open": "string"` (values are strings) or `"open": "any"`.
+`{"items": ...}`. A map is closed to other keys unless it says `"open": "string"` or `"open": "quantity"`, for its values.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from e2e.generators.markdown import code, page, table
 
 _CHART = "charts/ballast"
 _ANNOTATION = "@schema "
+_OPEN: dict[str, Any] = {"string": "string", "quantity": ["string", "integer"]}
 _TYPES = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 
 
@@ -54,15 +55,10 @@ class Value:
         return schema
 
     def _keys(self) -> dict[str, Any]:
-        match self.annotation.get("open"):
-            case "string":
-                return {"additionalProperties": {"type": "string"}}
-            case "any":
-                return {}
-        return {
-            "properties": {child.key: child.schema() for child in self.children},
-            "additionalProperties": False,
-        }
+        if "open" in self.annotation:
+            return {"additionalProperties": {"type": _OPEN[self.annotation["open"]]}}
+        properties = {child.key: child.schema() for child in self.children}
+        return {"properties": properties | self.annotation.get("properties", {}), "additionalProperties": False}
 
 
 def outputs(root: Path) -> dict[str, str]:
