@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of this worker, each on its way from assigned to served: inspect, build, wait for the plan, hand over.
+
+One thread, the control loop, owns a line-up and calls everything here; the work is done on other threads, whose ends come
+back to the loop. `advance` looks at where a model is and takes the next step, so that it may be called at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from ballast_contract.config import WorkerConfig
+from ballast_contract.reasons import Reason
+from ballast_worker.bundle.errors import BundleError
+from ballast_worker.bundle.reader import Bundle
+from ballast_worker.control.assignment import AssignedModel
+from ballast_worker.control.models import Built, Failure, ModelView, Stage
+from ballast_worker.control.preparation import Workshop, inspect
+from ballast_worker.control.quarantine import Quarantine
+from ballast_worker.residency.demand import Refusal
+from ballast_worker.residency.protocol import ResidentModel
+from ballast_worker.serving.call import Engine, ServableModel
+
+_log = logging.getLogger(__name__)
+
+_INSPECTORS: Final = 8
+_RETRY_FIRST_SECONDS: Final = 5.0
+_RETRY_LAST_SECONDS: Final = 300.0
+
+
+class Limits(Protocol):
+    """What the device allows, before and after the plan was made."""
+
+    def check_bytes(self, bundle: Bundle) -> Failure | None:
+        """Why weights of this size can never be served here."""
+        ...
+
+    def check_built(self, built: Built, others: Iterable[Built]) -> Failure | None:
+        """Why executables of this size cannot be served here beside those of others."""
+        ...
+
+    def build_memory(self) -> int:
+        """Device memory that a builder may take now, in bytes."""
+        ...
+
+
+@dataclass(slots=True)
+class _Retry:
+    due: float
+    attempts: int
+
+
+class Lineup:
+    """See the module.
+
+    Args:
+        config: of the worker.
+        workshop: builds.
+        quarantine: models that must not run.
+        limits: what fits.
+        post: runs an action on the control loop; any thread.
+        changed: told of every new view, and of None for a model that is gone.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: WorkerConfig,
+        workshop: Workshop,
+        quarantine: Quarantine,
+        limits: Limits,
+        post: Callable[[Callable[[], None]], None],
+        changed: Callable[[str, ModelView | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.views: dict[str, ModelView] = {}
+        """By name; written by the loop, read by any thread."""
+        self._stores: Mapping[str, Path] = config.stores
+        self._workshop, self._quarantine, self._limits = workshop, quarantine, limits
+        self._post, self._changed, self._clock = post, changed, clock
+        self._inspectors = ThreadPoolExecutor(_INSPECTORS, thread_name_prefix="inspect")
+        self._builders = ThreadPoolExecutor(config.build.parallelism, thread_name_prefix="build")
+        self._engine: Engine | None = None
+        self._busy: dict[str, AssignedModel] = {}
+        self._retries: dict[str, _Retry] = {}
+
+    def inspect(self, uri: str, digest: str) -> Future[Bundle]:
+        """Read a bundle's headers on another thread. Any thread; the future raises BundleError."""
+        return self._inspectors.submit(inspect, uri, digest, self._stores)
+
+    def apply(self, models: Iterable[AssignedModel], inspected: Mapping[AssignedModel, Bundle | Failure]) -> None:
+        """Serve these models from now on, and no others.
+
+        Args:
+            models: what is wanted; names are unique.
+            inspected: what is known of some of them already.
+        """
+        wanted = {model.name: model for model in models}
+        for name in [name for name in self.views if name not in wanted]:
+            self._drop(name)
+        # Pinned models are prepared first.
+        for spec in sorted(wanted.values(), key=lambda spec: spec.residency.value != "device"):
+            before = self.views.get(spec.name)
+            if before is not None and before.spec == spec:
+                continue
+            self._retries.pop(spec.name, None)
+            view = ModelView(spec)
+            if before is not None:
+                view = replace(view, serving=before.serving)
+                if before.spec.source == spec.source:
+                    view = replace(view, bundle=before.bundle, built=before.built)
+            found = inspected.get(spec)
+            if isinstance(found, Bundle):
+                view = replace(view, bundle=found)
+            self._set(view)
+            if isinstance(found, Failure):
+                self._refuse(spec, found)
+            else:
+                self.advance(spec.name)
+
+    def serve_with(self, engine: Engine) -> None:
+        """The plan is accepted: hand over what is built, and what will be."""
+        self._engine = engine
+        for name in list(self.views):
+            self.advance(name)
+
+    def withdraw(self) -> None:
+        """The engine is ending: hand over nothing more."""
+        self._engine = None
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is on its way to being built: a plan can be made."""
+        return all(view.stage not in (Stage.PENDING, Stage.BUILDING) for view in self.views.values())
+
+    def built(self) -> dict[str, Built]:
+        """What wants to be served and can be, as far as is known."""
+        return {n: v.built for n, v in self.views.items() if v.built is not None and v.stage is not Stage.REFUSED}
+
+    def override(self, name: str, spec: AssignedModel) -> None:
+        """Serve a model by another wish until the next assignment; it was handed over already."""
+        view = self.views.get(name)
+        if view is not None:
+            self._set(replace(view, spec=spec))
+
+    def tick(self) -> None:
+        """Try again what failed and may pass."""
+        now = self._clock()
+        for name in [name for name, retry in self._retries.items() if retry.due <= now]:
+            self._retries[name].due = float("inf")
+            view = self.views[name]
+            # The files may be others by now; what was built of the same ones is in the store.
+            self._set(replace(view, stage=Stage.PENDING, failure=None, message="trying again", bundle=None, built=None))
+            self.advance(name)
+
+    def advance(self, name: str) -> None:
+        """Take the next step with one model."""
+        view = self.views[name]
+        if view.stage in (Stage.REFUSED, Stage.SERVED) or self._busy.get(name) is view.spec:
+            return
+        spec = view.spec
+        if (reason := self._quarantine.check(spec)) is not None:
+            self._refuse(spec, Failure(Reason.QUARANTINED, reason))
+        elif view.bundle is None:
+            self._busy[name] = spec
+            self.inspect(spec.uri, spec.digest).add_done_callback(
+                lambda future: self._post(partial(self._inspected, spec, future))
+            )
+        elif (failure := self._limits.check_bytes(view.bundle)) is not None:
+            self._refuse(spec, failure)
+        elif view.built is None:
+            self._busy[name] = spec
+            self._set(replace(view, stage=Stage.BUILDING))
+            self._builders.submit(self._build, spec, view.bundle)
+        elif (failure := self._limits.check_built(view.built, self._others(name))) is not None:
+            self._refuse(spec, failure)
+        elif self._engine is None:
+            self._set(replace(view, stage=Stage.BUILT, message="built; waits for the device memory plan"))
+        else:
+            self._busy[name] = spec
+            built = view.built
+            self._set(replace(view, stage=Stage.BUILT, message="built; is being handed over"))
+            self._engine.add(
+                servable(spec, built), lambda refusal: self._post(partial(self._offered, spec, built, refusal))
+            )
+
+    def close(self) -> None:
+        """End the threads; the workshop has been closed, so that no build is waited for."""
+        self._inspectors.shutdown(cancel_futures=True)
+        self._builders.shutdown(cancel_futures=True)
+
+    def _build(self, spec: AssignedModel, bundle: Bundle) -> None:
+        """On a builder's thread."""
+        result: Built | Failure
+        try:
+            view = self.views.get(spec.name)
+            if view is None or view.spec is not spec:
+                return  # nobody wants it any more
+            result = self._workshop.build(
+                bundle,
+                memory_bytes=self._limits.build_memory(),
+                progress=lambda text: self._post(partial(self._progressed, spec, text)),
+            )
+        except Exception as error:  # noqa: BLE001 - one model's trouble is not the others'
+            _log.exception("model %s could not be built", spec.name)
+            result = Failure(Reason.LOAD_FAILED_WILL_RETRY, f"building failed: {type(error).__name__}: {error}")
+        self._post(partial(self._was_built, spec, result))
+
+    def _current(self, spec: AssignedModel) -> ModelView | None:
+        """The view of a spec, unless it was changed or dropped meanwhile."""
+        if self._busy.get(spec.name) is spec:
+            del self._busy[spec.name]
+        view = self.views.get(spec.name)
+        return view if view is not None and view.spec is spec else None
+
+    def _inspected(self, spec: AssignedModel, future: Future[Bundle]) -> None:
+        if (view := self._current(spec)) is None or future.cancelled():
+            return
+        error = future.exception()
+        if isinstance(error, BundleError):
+            self._refuse(spec, Failure.of(error))
+        elif error is not None:
+            self._refuse(spec, Failure(Reason.LOAD_FAILED_WILL_RETRY, f"{spec.uri}: {type(error).__name__}: {error}"))
+        else:
+            self._set(replace(view, bundle=future.result()))
+            self.advance(spec.name)
+
+    def _progressed(self, spec: AssignedModel, text: str) -> None:
+        view = self.views.get(spec.name)
+        if view is not None and view.spec is spec and view.stage is Stage.BUILDING:
+            self._set(replace(view, message=text))
+
+    def _was_built(self, spec: AssignedModel, result: Built | Failure) -> None:
+        if (view := self._current(spec)) is None:
+            return
+        if isinstance(result, Failure):
+            self._refuse(spec, result)
+        else:
+            self._set(replace(view, built=result))
+            self.advance(spec.name)
+
+    def _offered(self, spec: AssignedModel, built: Built, refusal: Refusal | None) -> None:
+        if (view := self._current(spec)) is None:
+            return
+        if refusal is not None:
+            self._refuse(spec, Failure.of(refusal))
+            return
+        self._retries.pop(spec.name, None)
+        self._set(replace(view, stage=Stage.SERVED, failure=None, message="", serving=built))
+
+    def _refuse(self, spec: AssignedModel, failure: Failure) -> None:
+        view = replace(self.views[spec.name], stage=Stage.REFUSED, failure=failure, message="")
+        self._set(view)
+        _log.warning(
+            "model %s is refused: %s: %s",
+            spec.name,
+            failure.reason,
+            failure.message,
+            extra={"event": "model.refused", "model": spec.name, "object": spec.object, "reason": failure.reason.value},
+        )
+        if failure.permanent:
+            self._retries.pop(spec.name, None)
+        else:
+            attempts = self._retries[spec.name].attempts + 1 if spec.name in self._retries else 0
+            pause = min(_RETRY_FIRST_SECONDS * 2**attempts, _RETRY_LAST_SECONDS)
+            self._retries[spec.name] = _Retry(self._clock() + pause, attempts)
+
+    def _drop(self, name: str) -> None:
+        view = self.views.pop(name)
+        self._busy.pop(name, None)
+        self._retries.pop(name, None)
+        if self._engine is not None and (view.serving is not None or view.stage is Stage.BUILT):
+            self._engine.remove(name, lambda: None)
+        self._changed(name, None)
+
+    def _set(self, view: ModelView) -> None:
+        self.views[view.spec.name] = view
+        self._changed(view.spec.name, view)
+
+    def _others(self, name: str) -> list[Built]:
+        return [
+            v.built for n, v in self.views.items() if n != name and v.built is not None and v.stage is not Stage.REFUSED
+        ]
+
+
+def servable(spec: AssignedModel, built: Built) -> ServableModel:
+    """A built model in the words of the device thread."""
+    return ServableModel(
+        resident=ResidentModel(
+            name=spec.name, bundle=built.bundle, wish=spec.residency, scratch_bytes=built.scratch_bytes
+        ),
+        manifest=built.bundle.manifest,
+        programs=built.programs,
+        max_batch=spec.max_batch,
+        max_delay_seconds=spec.max_delay_milliseconds / 1000,
+    )

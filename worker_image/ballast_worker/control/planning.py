@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From configuration and measured models to the device memory plan, and what the plan then allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ballast_contract.config import ResidencyWish, WorkerConfig
+from ballast_contract.quantities import ceil_api, human
+from ballast_contract.reasons import Reason
+from ballast_worker.bundle.reader import Bundle
+from ballast_worker.control.models import Built, Failure
+from ballast_worker.device.plan import LineInput, ModelWeights, Plan, PlanInputs, make_plan
+
+DEPTH: Final = 1
+"""Executions enqueued at once: what the XLA pool is sized for and what the engine keeps to."""
+
+SCRATCH_FLOOR: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""Scratch that is planned although no model needs it yet, so that models assigned later fit: so much, or a sixteenth of
+the budget where that is less."""
+
+CODE_FLOOR: Final = {"cpu": 0, "cuda": 256 << 20}
+"""The same for executables; on the CPU they are not device memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model to be planned for: what was built of it, and whether its weights stay on the device."""
+
+    built: Built
+    pinned: bool
+
+
+def plan_inputs(
+    config: WorkerConfig, *, budget: int, context: int, overhead: int, models: Mapping[str, Wanted]
+) -> PlanInputs:
+    """What a plan is made from.
+
+    Args:
+        config: of the worker.
+        budget: device memory of the whole process, in bytes.
+        context: driver context and libraries, in bytes; the builders' measurement is taken where it is larger.
+        overhead: what the arena's allocation takes besides, in bytes.
+        models: everything that is to be served, by name.
+    """
+    device = config.device
+    configured = device.scratch if isinstance(device.scratch, int) else None
+    wanted = [model.built for model in models.values()]
+    floor = min(SCRATCH_FLOOR[config.backend], budget // 16)
+    code_floor = min(CODE_FLOOR[config.backend], budget // 16)
+    return PlanInputs(
+        budget=budget,
+        context=max([context, *(built.context_bytes for built in wanted)]),
+        code=max(code_floor, sum(built.code_bytes for built in wanted)),
+        scratch=max(floor, scratch_need(wanted)),
+        models=tuple(
+            ModelWeights(name, model.built.bundle.layout.nbytes, model.pinned) for name, model in sorted(models.items())
+        ),
+        overhead=overhead,
+        configured_scratch=configured,
+        max_percent=device.weights.max_percent,
+        slack_percent=device.weights.slack_percent,
+        generative=tuple(_lines(models)),
+        oversubscription=device.oversubscription,
+    )
+
+
+def scratch_need(models: Iterable[Built]) -> int:
+    """Bytes of the pool from which executions take scratch, inputs and outputs, at the depth that is kept to."""
+    return max((DEPTH * (p.scratch_bytes + p.io_bytes) for built in models for p in built.programs), default=0)
+
+
+def _lines(models: Mapping[str, Wanted]) -> Iterable[LineInput]:
+    for name, model in sorted(models.items()):
+        for line in model.built.bundle.manifest.lines:
+            unit = 1 if line.bytes is not None else line.unit or 0
+            size = line.bytes if line.bytes is not None else unit * (line.count or 0)
+            yield LineInput(f"{name}: {line.name}", size, unit * line.minimum, f"bundle of {name}")
+
+
+def refusal(plan: Plan) -> Failure:
+    """A refused plan in one message: the shortfall, and each setting with the value that would make it fit."""
+    cures = "; ".join(f"{knob.key}: {knob.value} (now {knob.current})" for knob in plan.knobs)
+    return Failure(
+        Reason.PLAN_REFUSED,
+        f"the device memory plan needs {plan.minimum} bytes ({human(plan.minimum)}) and has {plan.budget}: "
+        f"{plan.shortfall} bytes are missing. "
+        + (f"Any one of these would do: {cures}" if cures else "No setting helps"),
+    )
+
+
+@dataclass(slots=True)
+class DeviceLimits:
+    """Implements `lineup.Limits`. Written by the control loop, read by it and by builders' threads.
+
+    Attributes:
+        config: of the worker.
+        budget: device memory of the whole process, in bytes.
+        context: driver context and libraries, in bytes.
+        overhead: of the arena's allocation, in bytes.
+        plan: in force; None before.
+    """
+
+    config: WorkerConfig
+    budget: int
+    context: int
+    overhead: int
+    plan: Plan | None = None
+
+    def check_bytes(self, bundle: Bundle) -> Failure | None:
+        """See `Limits.check_bytes`."""
+        need = bundle.layout.nbytes
+        room = self.plan.arena if self.plan is not None else self.budget - self.context - self.overhead
+        if need <= room:
+            return None
+        return Failure(
+            Reason.INSUFFICIENT_DEVICE_MEMORY,
+            f"its weights take {need} bytes and {room} are there for weights on this worker: "
+            f"set device.budget to at least {ceil_api(self.budget + need - room)}, or serve it from a larger device",
+        )
+
+    def check_built(self, built: Built, others: Iterable[Built]) -> Failure | None:
+        """See `Limits.check_built`."""
+        need = scratch_need([built])
+        configured = self.config.device.scratch
+        pool = self.plan.scratch if self.plan is not None else configured if isinstance(configured, int) else None
+        if pool is not None and need > pool:
+            return Failure(
+                Reason.SCRATCH_EXCEEDS_POOL,
+                f"its largest program takes {need} bytes of scratch, inputs and outputs; the plan has {pool} for them: "
+                f"set device.scratch to at least {ceil_api(need)}, or build it with smaller batches",
+            )
+        if self.plan is None:
+            alone = make_plan(
+                plan_inputs(
+                    self.config,
+                    budget=self.budget,
+                    context=self.context,
+                    overhead=self.overhead,
+                    models={built.bundle.manifest.name: Wanted(built, pinned=False)},
+                )
+            )
+            if not alone.fits:
+                return replace(refusal(alone), reason=Reason.INSUFFICIENT_DEVICE_MEMORY)
+            return None
+        code = next((line.nbytes for line in self.plan.lines if line.name == "code"), 0)
+        taken = sum(other.code_bytes for other in others)
+        if built.code_bytes + taken > max(code, CODE_FLOOR[self.config.backend]):
+            return Failure(
+                Reason.INSUFFICIENT_DEVICE_MEMORY,
+                f"its executables take {built.code_bytes} bytes beside the {taken} of others; the plan has {code} for code: "
+                "restart the worker, which plans anew, or serve fewer models on it",
+            )
+        return None
+
+    def build_memory(self) -> int:
+        """See `Limits.build_memory`: the slack once the rest is reserved."""
+        if self.plan is None or self.config.backend == "cpu":
+            return self.budget
+        return next((line.nbytes for line in self.plan.lines if line.name == "slack"), 0)
+
+
+def wanted(built: Mapping[str, Built], wishes: Mapping[str, ResidencyWish]) -> dict[str, Wanted]:
+    """Built models with their users' wishes."""
+    return {name: Wanted(found, wishes[name] is ResidencyWish.DEVICE) for name, found in built.items()}
