@@ -41,7 +41,7 @@ def load(size: str = "tiny") -> dict[str, Any]:
         scale = state[f"{norm}.weight"] / np.sqrt(state[f"{norm}.running_var"] + np.float32(_EPSILON))
         layers.append(
             {
-                "kernel": state[f"conv{index}.weight"][..., 0],
+                "kernel": state[f"conv{index}.weight"][..., 0].transpose(2, 1, 0),  # as convolutions want it
                 "bias": state[f"conv{index}.bias"],
                 "scale": scale,
                 "shift": state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * scale,
@@ -66,16 +66,16 @@ def track(parameters: Any, frames: jax.Array) -> dict[str, jax.Array]:
     """
     centred = frames - frames.mean(1, keepdims=True)
     deviation = jnp.sqrt(jnp.square(centred).sum(1, keepdims=True) / (FRAME - 1))
-    hidden = (centred / jnp.maximum(deviation, 1e-10))[:, None, :]
+    hidden = (centred / jnp.maximum(deviation, 1e-10))[..., None]
     for index, layer in enumerate(parameters["layers"]):
         stride, padding = (4, (254, 254)) if index == 0 else (1, (31, 32))
         hidden = jax.lax.conv_general_dilated(
-            hidden, layer["kernel"], (stride,), (padding,), dimension_numbers=("NCH", "OIH", "NCH")
+            hidden, layer["kernel"], (stride,), (padding,), dimension_numbers=("NHC", "HIO", "NHC")
         )
-        hidden = jax.nn.relu(hidden + layer["bias"][:, None]) * layer["scale"][:, None] + layer["shift"][:, None]
-        batch, channels, width = hidden.shape
-        hidden = hidden.reshape(batch, channels, width // 2, 2).max(-1)
-    features = hidden.transpose(0, 2, 1).reshape(hidden.shape[0], -1)
+        hidden = jax.nn.relu(hidden + layer["bias"]) * layer["scale"] + layer["shift"]
+        batch, width, channels = hidden.shape
+        hidden = hidden.reshape(batch, width // 2, 2, channels).max(2)
+    features = hidden.reshape(hidden.shape[0], -1)
     classifier = parameters["classifier"]
     probabilities = jax.nn.sigmoid(features @ classifier["kernel"].T + classifier["bias"])
     return {

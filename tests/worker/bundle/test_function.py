@@ -232,3 +232,9 @@ def test_an_empty_module_is_refused(packed):
     object.__setattr__(exported, "mlir_module_serialized", b"")
     with pytest.raises(BundleError, match="its StableHLO holds no function"):
         look_inside(exported, where="f")
+
+
+def test_a_function_of_a_newer_release_is_refused_with_the_remedy(bundle_path, edit):
+    edit(lambda m: m["function"].update(jaxVersion="99.0.1"), refresh_function=b"something newer")
+    with pytest.raises(BundleError, match=r"exported by jax 99.0.1, which is newer; export it with the oldest JAX"):
+        open_bundle(bundle_path, check_function=True)

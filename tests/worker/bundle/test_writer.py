@@ -75,7 +75,7 @@ def test_the_same_arguments_give_the_same_bytes_wherever_they_are_packed(packed,
         "from elsewhere import small_arguments; from ballast_worker.bundle.writer import pack_bundle\n"
         "pack_bundle('again', **small_arguments())"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
     for file in ("manifest.yaml", "function.stablehlo", "weights.safetensors"):
         assert (tmp_path / "again" / file).read_bytes() == (packed / file).read_bytes()

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
 from jax import export
+from jax.extend import mlir as portable
 from jax.extend.core import Literal
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
 
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.layout import TensorSpec
@@ -69,7 +73,23 @@ def export_flat(
         jitted = jax.jit(flat, keep_unused=True)
         _refuse_unused(specs, jitted.trace(*arguments).jaxpr.jaxpr)
         exported = export.export(jitted, platforms=tuple(platforms))(*arguments)
-    return exported, results[-1]
+    return _for_older_releases(exported), results[-1]
+
+
+def _for_older_releases(exported: export.Exported) -> export.Exported:
+    """The same function in the StableHLO of twelve weeks ago, where it can be expressed in that.
+
+    JAX goes back four weeks, which is less than the time between two of its minor releases: workers of the older one
+    could not read the bundle.
+    """
+    target = stablehlo.get_version_from_compatibility_requirement(stablehlo.StablehloCompatibilityRequirement.WEEK_12)
+    with mlir.make_ir_context():
+        module = portable.deserialize_portable_artifact(exported.mlir_module_serialized)
+        try:
+            older = portable.serialize_portable_artifact(module, target, True)
+        except Exception:  # noqa: BLE001 - of a type that differs between releases: it needs something newer
+            return exported
+    return dataclasses.replace(exported, mlir_module_serialized=older)
 
 
 def _refuse_unused(weights: Sequence[TensorSpec], jaxpr: Any) -> None:

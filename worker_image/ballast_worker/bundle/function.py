@@ -7,6 +7,7 @@ it, whose death refuses one model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,9 +39,17 @@ def check_function(bundle: Bundle) -> None:
         BundleError: `BundleInvalid` with the rule it breaks; `SourceNotFound` when the file is gone.
     """
     where = f"{bundle.path}: {bundle.manifest.function.file}"
-    _check_convention(bundle.manifest.function.calling_convention, where)
-    exported = read_function(bundle.function_bytes(), where=where)
-    check_exported(exported, bundle.manifest, [placed.spec for placed in bundle.layout.tensors], where=where)
+    data = bundle.function_bytes()
+    try:
+        _check_convention(bundle.manifest.function.calling_convention, where)
+        exported = read_function(data, where=where)
+        check_exported(exported, bundle.manifest, [placed.spec for placed in bundle.layout.tensors], where=where)
+    except BundleError as error:
+        packed_by = bundle.manifest.function.jax_version
+        if _release(packed_by) <= _release(jax.__version__):
+            raise
+        hint = f"it was exported by jax {packed_by}, which is newer; export it with the oldest JAX among your workers"
+        raise BundleError(error.reason, f"{error} ({hint})") from error
 
 
 def read_function(data: bytes, *, where: str) -> export.Exported:
@@ -89,6 +98,10 @@ def check_exported(exported: export.Exported, manifest: Manifest, weights: Seque
         )
     _check_arguments(exported, manifest, weights, where)
     check_module(exported, where=where)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _check_convention(version: int, where: str) -> None:
