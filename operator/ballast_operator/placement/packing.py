@@ -10,7 +10,8 @@ hysteresis. A pack of its own result changes nothing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from ballast_contract.reasons import Reason
@@ -38,8 +39,8 @@ def pack(
 
     A worker is feasible for a model when pinned weights, code and the largest swapped model fit together; nothing is placed
     elsewhere. Among the feasible ones those that can hold everything at once come first; models for which there are too few
-    of these are placed last and marked oversubscribed. Where a copy is left without a worker, the pack is tried again with
-    pinned models first, which need the room most.
+    of these are placed last and marked oversubscribed. Models that need much room of their own go before the others, the
+    largest first: pinned ones, and those larger than half the largest worker. The others follow by utilization.
 
     Args:
         models: At most one of each name.
@@ -49,15 +50,20 @@ def pack(
         mode: `all` puts every model with at least one replica on every worker.
         settled: Models that have all their copies stay; only the others are placed. For a new model between two repacks.
     """
-    ordered = sorted(models, key=lambda model: (-model.utilization, -model.weights_bytes, model.name))
     attempt = _Attempt(workers, previous, hysteresis_percent=hysteresis_percent, everywhere=mode == "all")
-    attempt.run(ordered, settled=settled)
-    if attempt.short and any(model.pinned for model in models):
-        again = _Attempt(workers, previous, hysteresis_percent=hysteresis_percent, everywhere=mode == "all")
-        again.run(sorted(ordered, key=lambda model: not model.pinned), settled=settled)
-        if again.short < attempt.short:
-            attempt = again
+    attempt.run(sorted(models, key=_order(workers)), settled=settled)
     return attempt.result()
+
+
+def _order(workers: Sequence[WorkerCapacity]) -> Callable[[ModelDemand], tuple[float | str, ...]]:
+    half = max((worker.capacity_bytes or 0 for worker in workers), default=0) / 2 or math.inf
+
+    def key(model: ModelDemand) -> tuple[float | str, ...]:
+        if model.pinned or model.weights_bytes + model.code_bytes > half:
+            return (0, -model.weights_bytes, -model.utilization, model.name)
+        return (1, -model.utilization, -model.weights_bytes, model.name)
+
+    return key
 
 
 class _Attempt:
@@ -84,8 +90,6 @@ class _Attempt:
             self._neighbours.setdefault(load.node, []).append(load)
             for model in worker.holds:
                 self._holders.setdefault(model, []).append(load)
-        self.short = 0
-        """Copies that are wanted and have no worker."""
 
     def run(self, ordered: Iterable[ModelDemand], *, settled: bool) -> None:
         waiting = list(ordered)
@@ -126,7 +130,7 @@ class _Attempt:
         """Put a model on its workers, or refuse it; False when it is to wait for those that fit."""
         wanted = self._wanted(model)
         if wanted == 0:
-            self._placements[model.name] = self._nothing(model)
+            self._placements[model.name] = _nothing(model)
             return True
         fitting = [load for load in self._loads if load.fits(model)]
         if len(fitting) < wanted and must_fit:
@@ -213,20 +217,19 @@ class _Attempt:
                 for number, load in enumerate((*chosen, *others))
             ),
         )
-        self.short += missing
         for load in chosen:
             load.add(model, share)
 
     def _infeasible(self, model: ModelDemand) -> list[Load]:
         return [load for load in self._loads if not load.feasible(model)]
 
-    def _nothing(self, model: ModelDemand) -> ModelPlacement:
-        if model.replicas <= 0:
-            return ModelPlacement(workers=(), wanted=0)
-        self.short += 1
-        return ModelPlacement(
-            workers=(),
-            wanted=0,
-            reason=Reason.WORKERS_STARTING,
-            message=f"{model.name} waits: the pool has no worker that can take models",
-        )
+
+def _nothing(model: ModelDemand) -> ModelPlacement:
+    if model.replicas <= 0:
+        return ModelPlacement(workers=(), wanted=0)
+    return ModelPlacement(
+        workers=(),
+        wanted=0,
+        reason=Reason.WORKERS_STARTING,
+        message=f"{model.name} waits: the pool has no worker that can take models",
+    )

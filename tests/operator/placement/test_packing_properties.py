@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every pool: properties of packing, checked on random ones."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballast_contract.reasons import Reason
+from ballast_operator.placement.model import ModelDemand, WorkerCapacity
+from ballast_operator.placement.packing import pack
+
+NAMES = [f"m{number}" for number in range(6)]
+UTILIZATIONS = st.sampled_from([0.0, 0.05, 0.1, 0.1, 0.3, 0.9, 2.0])
+
+demands = st.lists(
+    st.builds(
+        ModelDemand,
+        name=st.sampled_from(NAMES),
+        weights_bytes=st.integers(0, 12),
+        code_bytes=st.integers(0, 2),
+        utilization=UTILIZATIONS,
+        pinned=st.booleans(),
+        replicas=st.integers(0, 4),
+        all_workers=st.booleans(),
+    ),
+    max_size=6,
+    unique_by=lambda model: model.name,
+)
+fleets = st.integers(0, 4).flatmap(
+    lambda count: st.tuples(
+        *(
+            st.builds(
+                WorkerCapacity,
+                name=st.just(f"w{number}"),
+                node=st.sampled_from(["", "n0", "n1"]),
+                capacity_bytes=st.none() | st.integers(1, 30),
+                holds=st.frozensets(st.sampled_from(NAMES), max_size=3),
+            )
+            for number in range(count)
+        )
+    )
+)
+befores = st.dictionaries(
+    st.sampled_from([*NAMES, "dropped"]),
+    st.lists(st.sampled_from(["w0", "w1", "w2", "w3", "gone"]), unique=True, max_size=3).map(tuple),
+)
+examples = settings(max_examples=60)
+hysteresis = st.integers(0, 99)
+modes = st.sampled_from(["packed", "all"])
+
+
+@examples
+@given(demands, fleets, befores, hysteresis, modes, st.booleans(), st.randoms(use_true_random=False))
+def test_the_answer_depends_on_the_arguments_alone(models, fleet, before, percent, mode, settled, rng):
+    shuffled_models, shuffled_fleet = list(models), list(fleet)
+    rng.shuffle(shuffled_models)
+    rng.shuffle(shuffled_fleet)
+    options = {"hysteresis_percent": percent, "mode": mode, "settled": settled}
+    assert pack(models, fleet, before, **options) == pack(shuffled_models, shuffled_fleet, before, **options)
+
+
+@examples
+@given(demands, fleets, befores, hysteresis, modes, st.booleans())
+def test_a_model_has_as_many_copies_as_wanted_or_a_reason(models, fleet, before, percent, mode, settled):
+    packing = pack(models, fleet, before, hysteresis_percent=percent, mode=mode, settled=settled)
+    assert packing.placements.keys() == {model.name for model in models}
+    for model in models:
+        placement = packing.placements[model.name]
+        assert len(set(placement.workers)) == len(placement.workers)
+        assert set(placement.workers) <= {worker.name for worker in fleet}
+        if model.replicas == 0:
+            wanted = 0
+        elif mode == "all" or model.all_workers:
+            wanted = len(fleet)
+        else:
+            wanted = min(model.replicas, len(fleet))
+        assert placement.wanted == wanted
+        if placement.reason is None:
+            assert len(placement.workers) == wanted
+        else:
+            assert placement.message
+        if placement.reason is Reason.INSUFFICIENT_DEVICE_MEMORY:
+            assert len(placement.workers) < wanted
+
+
+@examples
+@given(demands, fleets, befores, hysteresis, modes, st.booleans())
+def test_no_worker_gets_what_cannot_be_on_its_device_at_once(models, fleet, before, percent, mode, settled):
+    packing = pack(models, fleet, before, hysteresis_percent=percent, mode=mode, settled=settled)
+    for worker in fleet:
+        if worker.capacity_bytes is None:
+            continue
+        here = [model for model in models if worker.name in packing.placements[model.name].workers]
+        pinned = sum(model.weights_bytes for model in here if model.pinned)
+        code = sum(model.code_bytes for model in here)
+        largest = max((model.weights_bytes for model in here if not model.pinned), default=0)
+        assert pinned + code + largest <= worker.capacity_bytes
+
+
+@examples
+@given(demands, fleets, hysteresis)
+def test_what_the_sums_say_is_what_was_placed(models, fleet, percent):
+    packing = pack(models, fleet, {}, hysteresis_percent=percent)
+    for name, load in packing.loads.items():
+        here = [model for model in models if name in packing.placements[model.name].workers]
+        assert load.models == len(here)
+        assert load.pinned_bytes == sum(m.weights_bytes for m in here if m.pinned)
+        assert load.swapped_bytes == sum(m.weights_bytes for m in here if not m.pinned)
+        assert load.code_bytes == sum(m.code_bytes for m in here)
+
+
+@examples
+@given(demands, fleets, befores, hysteresis, modes)
+def test_a_pack_of_its_own_result_changes_nothing(models, fleet, before, percent, mode):
+    first = pack(models, fleet, before, hysteresis_percent=percent, mode=mode)
+    again = pack(models, fleet, first.assignments, hysteresis_percent=percent, mode=mode)
+    assert again.assignments == first.assignments
+    assert again.moved == ()
+    assert again.changed_workers == ()
+
+
+@examples
+@given(demands, fleets, befores, hysteresis, modes)
+def test_settling_moves_no_model_that_has_all_its_copies(models, fleet, before, percent, mode):
+    first = pack(models, fleet, before, hysteresis_percent=percent, mode=mode)
+    extra = ModelDemand("new", 1, utilization=5.0)
+    again = pack([*models, extra], fleet, first.assignments, hysteresis_percent=percent, mode=mode, settled=True)
+    whole = {name for name, placement in first.placements.items() if placement.workers and placement.reason is None}
+    assert not whole & set(again.moved)
+
+
+@examples
+@given(demands, fleets)
+def test_models_that_fit_all_at_once_crowd_no_worker_while_one_has_room(models, fleet):
+    packing = pack(models, fleet, {})
+    for model in models:
+        placement = packing.placements[model.name]
+        if placement.oversubscribed and placement.reason is None:
+            fitting = [c for c in placement.candidates if c.fits]
+            assert len(fitting) < placement.wanted
