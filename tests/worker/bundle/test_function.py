@@ -13,7 +13,7 @@ from jax import export
 from ballast_worker.bundle import function as module
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.function import CALLING_CONVENTIONS, check_function, read_function
-from ballast_worker.bundle.module import look_inside
+from ballast_worker.bundle.module import check_module, look_inside
 from ballast_worker.bundle.reader import open_bundle
 
 
@@ -238,3 +238,21 @@ def test_a_function_of_a_newer_release_is_refused_with_the_remedy(bundle_path, e
     edit(lambda m: m["function"].update(jaxVersion="99.0.1"), refresh_function=b"something newer")
     with pytest.raises(BundleError, match=r"exported by jax 99.0.1, which is newer; export it with the oldest JAX"):
         open_bundle(bundle_path, check_function=True)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: jax.lax.top_k(x, 3)[0],
+        jnp.sort,
+        lambda x: jnp.abs(jnp.fft.rfft(x)),
+        lambda x: jnp.linalg.qr(x.reshape(-1, 8, 8))[0],
+        lambda x: jnp.linalg.svd(x.reshape(-1, 8, 8))[1],
+        lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
+        lambda x: jax.nn.dot_product_attention(*[x.reshape(-1, 4, 4, 4)] * 3),
+        lambda x: jax.lax.scan(lambda carry, row: (carry + row, carry), x[:, 0], x.T)[1],
+    ],
+)
+def test_ordinary_mathematics_is_accepted_for_both_platforms(operation):
+    exported = export.export(jax.jit(operation), platforms=("cpu", "cuda"))(struct(4, 64))
+    check_module(exported, where="f")

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jax import export
 
+from ballast_worker.bundle import placing
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import open_bundle
 from ballast_worker.bundle.safetensors import CODE_OF_DTYPE, read_header
@@ -269,7 +270,22 @@ def test_a_failed_replacement_keeps_the_old_bundle(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+@pytest.mark.parametrize("exchange", [True, False])
+def test_replacing_works_with_and_without_exchanging_names(tmp_path, monkeypatch, exchange):
+    if not exchange:
+        monkeypatch.setattr(placing, "_exchange", lambda first, second: False)
+    pack(tmp_path / "b")
+    second = pack(tmp_path / "b", max_batch=8, overwrite=True)
+    assert open_bundle(tmp_path / "b").digest == second.digest
+    (tmp_path / "link").symlink_to("b")
+    pack(tmp_path / "link", overwrite=True)
+    assert not (tmp_path / "link").is_symlink()
+    assert open_bundle(tmp_path / "b").digest == second.digest
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "link"]
+
+
 def test_an_interrupted_move_puts_the_old_bundle_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(placing, "_exchange", lambda first, second: False)
     first = pack(tmp_path / "b")
     rename = Path.rename
 

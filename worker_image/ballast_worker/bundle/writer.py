@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ from ballast_worker.bundle.manifest import (
 )
 from ballast_worker.bundle.module import check_module
 from ballast_worker.bundle.parameters import check_dtype, host_array, named_leaves
+from ballast_worker.bundle.placing import directory_beside, move_into_place, write_file
 from ballast_worker.bundle.reader import MAX_FUNCTION_BYTES, Bundle, open_bundle
 from ballast_worker.bundle.safetensors import build_header
 
@@ -122,10 +120,10 @@ def pack_bundle(
         "programs": _programs(programs, dimensions, batch_dimension, max_batch),
         "lines": [dict(line) for line in lines],
     }
-    with _directory_beside(target) as directory:
-        _write(directory / FUNCTION_FILE, [artefact])
+    with directory_beside(target) as directory:
+        write_file(directory / FUNCTION_FILE, [artefact])
         contents: list[bytes] = []
-        document["weights"].update(bytes=_write(directory / WEIGHTS_FILE, _weights(leaves, contents)))
+        document["weights"].update(bytes=write_file(directory / WEIGHTS_FILE, _weights(leaves, contents)))
         document["weights"].update(digest=weights_digest(specs, contents))
         text = _yaml({key: value for key, value in document.items() if value not in (None, "", [])})
         if len(text) > MAX_MANIFEST_BYTES:
@@ -133,9 +131,9 @@ def pack_bundle(
                 "BundleInvalid", f"the manifest takes {len(text)} bytes; at most {MAX_MANIFEST_BYTES} are read"
             )
         check_exported(exported, read_manifest(text), specs, where=FUNCTION_FILE)
-        _write(directory / MANIFEST_FILE, [text])
+        write_file(directory / MANIFEST_FILE, [text])
         open_bundle(directory)
-        _move_into_place(directory, target, overwrite=overwrite)
+        move_into_place(directory, target, overwrite=overwrite)
     return open_bundle(target)
 
 
@@ -182,48 +180,3 @@ def _yaml(document: Mapping[str, Any]) -> bytes:
         document, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
     )
     return text.encode()
-
-
-def _write(path: Path, pieces: Sequence[bytes] | Iterator[bytes | memoryview]) -> int:
-    with path.open("xb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
-
-
-@contextlib.contextmanager
-def _directory_beside(target: Path) -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
-    try:
-        directory.chmod(0o755)
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _move_into_place(directory: Path, target: Path, *, overwrite: bool) -> None:
-    _sync(directory)
-    aside = directory.with_suffix(".replaced")
-    if overwrite and os.path.lexists(target):
-        target.rename(aside)
-    try:
-        directory.rename(target)
-    except OSError:
-        if os.path.lexists(aside):
-            aside.rename(target)
-        raise
-    _sync(target.parent)
-    if aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside)
-    elif os.path.lexists(aside):
-        aside.unlink()
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a directory beside its place and moving it there, so that readers never see half of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> int:
+    """Write a new file, wait until it is on the disk, and return its bytes."""
+    with path.open("xb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+@contextlib.contextmanager
+def directory_beside(target: Path) -> Iterator[Path]:
+    """An empty directory on the file system of `target`, removed at the end unless it was moved."""
+    directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
+    try:
+        directory.chmod(0o755)
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def move_into_place(directory: Path, target: Path, *, overwrite: bool) -> None:
+    """Give `directory` the name `target`; what had that name is removed afterwards.
+
+    Readers find the old directory or the new one whole, and never none, where the file system can exchange two names
+    (every local one of Linux can); elsewhere there is none for a moment.
+
+    Raises:
+        OSError: Something is at `target` and `overwrite` is false, or the file system failed; `target` is then as before.
+    """
+    _sync(directory)
+    if not overwrite or not os.path.lexists(target):
+        directory.rename(target)
+        old = None
+    elif _exchange(directory, target):
+        old = directory
+    else:
+        old = directory.with_suffix(".replaced")
+        target.rename(old)
+        try:
+            directory.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
+    _sync(target.parent)
+    if old is not None:
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    at_working_directory, exchange = -100, 2
+    if rename is None:
+        return False
+    done = rename(at_working_directory, os.fsencode(first), at_working_directory, os.fsencode(second), exchange)
+    return bool(done == 0)
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
