@@ -273,7 +273,7 @@ def test_a_failed_replacement_keeps_the_old_bundle(tmp_path):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_replacing_works_with_and_without_exchanging_names(tmp_path, monkeypatch, exchange):
     if not exchange:
-        monkeypatch.setattr(placing, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(placing, "_exchange", lambda *_: False)
     pack(tmp_path / "b")
     second = pack(tmp_path / "b", max_batch=8, overwrite=True)
     assert open_bundle(tmp_path / "b").digest == second.digest
@@ -285,7 +285,7 @@ def test_replacing_works_with_and_without_exchanging_names(tmp_path, monkeypatch
 
 
 def test_an_interrupted_move_puts_the_old_bundle_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(placing, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(placing, "_exchange", lambda *_: False)
     first = pack(tmp_path / "b")
     rename = Path.rename
 
