@@ -15,7 +15,7 @@ from ballast_operator.placement.demand import Demand
 from ballast_operator.placement.model import ModelDemand, WorkerCapacity
 from ballast_operator.reconcile.bundles import Bundle
 from ballast_operator.reconcile.wishes import Model, Rejection
-from ballast_operator.reconcile.workers import Worker
+from ballast_operator.reconcile.workers import Crew, Worker
 
 GATHER_SECONDS: Final = 10.0
 """How long a placement waits for workers that are still starting, so that models do not move from one to the next."""
@@ -77,7 +77,7 @@ def trigger(now: Situation) -> Trigger | None:
 
 def demands(
     models: Sequence[Model],
-    workers: Sequence[Worker],
+    crew: Crew,
     *,
     bundle: Callable[[Model], Bundle | None],
     demand: Mapping[str, Demand],
@@ -90,7 +90,7 @@ def demands(
     found: list[ModelDemand] = []
     waiting: dict[str, Rejection] = {}
     for model in models:
-        reports = [state for worker in workers if (state := worker.report(model)) is not None]
+        reports = [state for worker in crew.reporting(model) if (state := worker.report(model)) is not None]
         header = bundle(model)
         weights = max((state.weights_bytes for state in reports), default=0) or (header.weights_bytes if header else 0)
         if not placed(model) and not weights and (header is None or header.rejection is not None):
@@ -111,13 +111,13 @@ def demands(
     return found, waiting
 
 
-def capacities(workers: Sequence[Worker], uid_of: Mapping[str, str]) -> list[WorkerCapacity]:
+def capacities(crew: Crew, uid_of: Mapping[str, str]) -> list[WorkerCapacity]:
     """The workers that can take models. `uid_of` gives the uid of the model that is called by a name."""
     return [
         WorkerCapacity(
             name=worker.name, node=worker.pod.node, capacity_bytes=worker.capacity_bytes, holds=_held(worker, uid_of)
         )
-        for worker in workers
+        for worker in crew
         if worker.available
     ]
 

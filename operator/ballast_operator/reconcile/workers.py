@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from ballast_contract import config
@@ -96,3 +98,36 @@ class Worker:
         if plan is None or not plan.fits:
             return None
         return sum(line.bytes for line in plan.lines if line.line in _PLAN_WEIGHTS)
+
+
+class Crew:
+    """The workers of a pool at one moment, found by name, by uid and by what they report."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = tuple(workers)
+        self.by_name = {worker.name: worker for worker in self._workers}
+        self.by_uid = {worker.uid: worker for worker in self._workers}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers)
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def reporting(self, model: Model) -> list[Worker]:
+        """Workers that say something of the model."""
+        return [w for w in self._reporting.get(model.served_name, ()) if w.report(model) is not None]
+
+    def involved(self, targets: Collection[str], holders: Collection[str]) -> list[Worker]:
+        """Workers of these names or uids that exist, by name."""
+        found = {self.by_name[name].uid for name in targets if name in self.by_name}
+        found.update(uid for uid in holders if uid in self.by_uid)
+        return sorted((self.by_uid[uid] for uid in found), key=lambda w: w.name)
+
+    @cached_property
+    def _reporting(self) -> dict[str, list[Worker]]:
+        found: dict[str, list[Worker]] = {}
+        for worker in self._workers:
+            for name in worker.view.models if worker.view is not None and worker.known else ():
+                found.setdefault(name, []).append(worker)
+        return found

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the models of a pool to what each worker is told: place, write down, roll out, assign."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ballast_contract import names
+from ballast_contract.reasons import Reason
+from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.api.weightbudget import WeightBudgetSpec
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.client import Object
+from ballast_operator.cluster.dispatch import Key
+from ballast_operator.cluster.limiter import Priority
+from ballast_operator.cluster.resources import ENDPOINT_SLICES, MODELS
+from ballast_operator.fleet.link import Assignment
+from ballast_operator.fleet.routes import Hop
+from ballast_operator.placement.model import ModelDemand, Packing, WorkerCapacity
+from ballast_operator.placement.packing import pack
+from ballast_operator.reconcile import placing
+from ballast_operator.reconcile.endpoints import exposed
+from ballast_operator.reconcile.placing import Trigger
+from ballast_operator.reconcile.pods import worst
+from ballast_operator.reconcile.pool import Pool
+from ballast_operator.reconcile.rollout import DRAIN_SECONDS, Rollout, roll
+from ballast_operator.reconcile.wishes import Model, Rejection, judge_model
+from ballast_operator.reconcile.workers import Crew
+from ballast_operator.reconcile.world import World, model_key
+from ballast_operator.reconcile.writing import PLACEMENT_MANAGER
+
+logger = logging.getLogger(__name__)
+
+_PARALLEL: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a placement of a pool is made from."""
+
+    models: Sequence[Model]
+    demands: Sequence[ModelDemand]
+    capacities: Sequence[WorkerCapacity]
+
+
+def accepted(world: World, budget: Object) -> list[Model]:
+    """The models of a budget that are accepted, by name."""
+    namespace, name = budget["metadata"]["namespace"], budget["metadata"]["name"]
+    found = []
+    for obj in world.caches[MODELS].group("budget", namespace, name):
+        if "deletionTimestamp" in obj["metadata"]:
+            continue
+        verdict = judge_model(obj, budget=budget, namesakes=world.namesakes(obj))
+        if not isinstance(verdict, Rejection):
+            found.append(verdict)
+    return sorted(found, key=lambda m: m.name)
+
+
+def recover(world: World, budget: Object, pool: Pool) -> None:
+    """Read back what the last leader wrote down, and call for every model of the budget."""
+    namespace, name = budget["metadata"]["namespace"], budget["metadata"]["name"]
+    for obj in world.caches[MODELS].group("budget", namespace, name):
+        assignment = (obj.get("status") or {}).get("assignment") or {}
+        if assignment.get("workers"):
+            pool.targets[obj["metadata"]["uid"]] = tuple(assignment["workers"])
+        pool.generation = max(pool.generation, int(assignment.get("generation", 0)))
+        world.enqueue(model_key(namespace, obj["metadata"]["name"]), 0.0)
+    pool.recovered = True
+
+
+def note_generations(pool: Pool, crew: Crew) -> None:
+    """Stay above every generation that a worker has accepted."""
+    reported = (w.view.assignment_generation for w in crew if w.view is not None and w.known)
+    pool.generation = max(pool.generation, *reported, 0)
+
+
+def gather(pool: Pool, models: Sequence[Model], crew: Crew) -> Inputs:
+    """The inputs of a placement; models that cannot be placed yet are left in `pool.waiting`."""
+    demands, waiting = placing.demands(
+        models,
+        crew,
+        bundle=lambda model: pool.bundles.get(model.source),
+        demand=pool.demand,
+        placed=lambda model: bool(pool.targets.get(model.uid)),
+    )
+    pool.waiting = waiting
+    uid_of = {model.served_name: model.uid for model in models}
+    return Inputs(models, demands, placing.capacities(crew, uid_of))
+
+
+def situation(
+    pool: Pool, inputs: Inputs, crew: Crew, *, now: float, requested: bool, compute_due: bool
+) -> placing.Situation:
+    """What decides whether models are placed now."""
+    available = frozenset(worker.name for worker in inputs.capacities)
+    if available != pool.workers_seen:
+        pool.workers_seen, pool.workers_changed_at = available, now
+    assigned = frozenset(name for workers in pool.targets.values() for name in workers)
+    return placing.Situation(
+        workers=available,
+        starting=any(w.pod.live and not w.known and not w.leaving for w in crew),
+        waited=now - pool.workers_changed_at,
+        signature=placing.signature(inputs.demands, inputs.capacities),
+        workers_before=pool.workers_before,
+        signature_before=pool.signature_before,
+        assigned=assigned,
+        requested=requested,
+        compute_due=compute_due,
+    )
+
+
+async def place(world: World, pool: Pool, spec: WeightBudgetSpec, inputs: Inputs, *, settled: bool, by: Key) -> Packing:
+    """Place models, write the new assignments down, and take them over.
+
+    A model that finds no room keeps the workers that still serve it: nothing is gained by taking it away.
+    """
+    packing = run_pack(pool, spec, inputs, settled=settled)
+    known = {worker.name for worker in inputs.capacities}
+    changed: dict[str, tuple[str, ...]] = {}
+    for uid, placement in packing.placements.items():
+        before = pool.targets.get(uid, ())
+        if not placement.workers and placement.reason is not None and known.intersection(before):
+            continue
+        if set(before) != set(placement.workers):
+            changed[uid] = placement.workers
+    if changed:
+        pool.generation += 1
+        await _write_down(world, pool, inputs.models, changed, by=by)
+    pool.placements = packing.placements
+    uids = {model.uid for model in inputs.models}
+    for uid in pool.targets.keys() - uids:
+        del pool.targets[uid]
+    return packing
+
+
+def run_pack(
+    pool: Pool,
+    spec: WeightBudgetSpec,
+    inputs: Inputs,
+    *,
+    settled: bool,
+    without: frozenset[str] = frozenset(),
+) -> Packing:
+    """The pack of these inputs, without some workers."""
+    return pack(
+        inputs.demands,
+        [worker for worker in inputs.capacities if worker.name not in without],
+        pool.targets,
+        hysteresis_percent=spec.placement.hysteresis_percent,
+        mode=spec.placement.mode.value,
+        settled=settled,
+    )
+
+
+def stranded(pool: Pool, spec: WeightBudgetSpec, inputs: Inputs, worker: str) -> str:
+    """Why the models of a worker would not fit elsewhere; nothing when they would."""
+    packing = run_pack(pool, spec, inputs, settled=True, without=frozenset({worker}))
+    names_of = {model.uid: model.name for model in inputs.models}
+    for uid, placement in packing.placements.items():
+        if worker in pool.targets.get(uid, ()) and placement.reason is Reason.INSUFFICIENT_DEVICE_MEMORY:
+            return (
+                f"{worker} cannot be replaced: model {names_of[uid]} would find no room elsewhere: {placement.message}"
+            )
+    return ""
+
+
+def merge_reports(pool: Pool, models: Sequence[Model], crew: Crew) -> None:
+    """Count models that a worker serves from an earlier assignment as held, once for each worker."""
+    new = {worker.uid for worker in crew if worker.known} - pool.merged
+    if not new:
+        return
+    pool.merged |= new
+    for model in models:
+        reporting = new.intersection(worker.uid for worker in crew.reporting(model))
+        if reporting:
+            pool.holders[model.uid] = pool.holders.get(model.uid, frozenset()) | reporting
+
+
+def roll_model(world: World, pool: Pool, model: Model, crew: Crew) -> Rollout:
+    """Where one model stands in its move."""
+    slices = world.caches[ENDPOINT_SLICES].group("service", model.namespace, model.name)
+    targets, holders = pool.targets.get(model.uid, ()), pool.holders.get(model.uid, frozenset())
+    return roll(
+        model,
+        crew.involved(targets, holders),
+        targets=targets,
+        holders=holders,
+        exposed=exposed(slices),
+        since=pool.since.get(model.uid, {}),
+        now=world.clock(),
+    )
+
+
+def roll_out(world: World, pool: Pool, models: Sequence[Model], crew: Crew) -> tuple[frozenset[str], float | None]:
+    """Tell each worker what it is to hold now.
+
+    Returns the uids of workers that hold anything, and the seconds until a drain timer runs out.
+    """
+    merge_reports(pool, models, crew)
+    now = world.clock()
+    rolls: dict[str, Rollout] = {}
+    timers: list[float] = []
+    for model in models:
+        rollout = rolls[model.uid] = roll_model(world, pool, model, crew)
+        pool.holders[model.uid], pool.since[model.uid] = rollout.hold, rollout.since
+        timers += [max(0.5, DRAIN_SECONDS - (now - begun)) for begun in rollout.since.values()]
+    for uid in pool.holders.keys() - rolls.keys():
+        del pool.holders[uid]
+        pool.since.pop(uid, None)
+    _assign(world, pool, models, crew, rolls)
+    holding = frozenset(uid for rollout in rolls.values() for uid in rollout.hold)
+    return holding, min(timers, default=None)
+
+
+def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls: Mapping[str, Rollout]) -> None:
+    routes = pool.routes.update(_table(models, crew, rolls), epoch=world.epoch())
+    held_by: dict[str, list[pb.AssignedModel]] = {}
+    for model in models:
+        message = model.message()
+        for uid in rolls[model.uid].hold:
+            held_by.setdefault(uid, []).append(message)
+    raised = False
+    for worker in crew:
+        link = world.fleet.link(worker.uid)
+        if link is None or not worker.known:
+            continue
+        held = held_by.get(worker.uid, [])
+        content = tuple(message.SerializeToString(deterministic=True) for message in held)
+        generation, before = pool.contents.get(worker.uid, (0, None))
+        if content != before:
+            if not raised:
+                note_generations(pool, crew)
+                pool.generation += 1
+                raised = True
+            generation = pool.generation
+            pool.contents[worker.uid] = generation, content
+        link.assign(Assignment(generation, tuple(held), routes))
+    for uid in pool.contents.keys() - crew.by_uid.keys():
+        del pool.contents[uid]
+
+
+def _table(models: Sequence[Model], crew: Crew, rolls: Mapping[str, Rollout]) -> dict[str, tuple[Hop, ...]]:
+    by_uid = {uid: worker for uid, worker in crew.by_uid.items() if worker.pod.ip and not worker.pod.finished}
+    hops = {w.uid: Hop(w.name, w.pod.ip, names.HTTP_PORT, names.GRPC_PORT) for w in by_uid.values()}
+    table = {}
+    for model in models:
+        rollout = rolls[model.uid]
+        chosen = [uid for uid in rollout.serve if uid in hops] or sorted(rollout.hold & hops.keys())
+        staying = [uid for uid in chosen if not by_uid[uid].pod.terminating] or chosen
+        if staying:
+            table[model.served_name] = tuple(hops[uid] for uid in staying)
+    return table
+
+
+async def _write_down(
+    world: World,
+    pool: Pool,
+    models: Sequence[Model],
+    changed: Mapping[str, tuple[str, ...]],
+    *,
+    by: Key,
+) -> None:
+    """Write status.assignment of the changed models; only what was written is taken over."""
+    by_uid = {model.uid: model for model in models}
+    slots = asyncio.Semaphore(_PARALLEL)
+    generation = pool.generation
+
+    async def one(uid: str, workers: tuple[str, ...]) -> None:
+        model = by_uid[uid]
+        metadata = {"namespace": model.namespace, "name": model.name, "uid": uid}
+        body = {"metadata": metadata, "status": {"assignment": {"workers": list(workers), "generation": generation}}}
+        async with slots:
+            try:
+                answer = await world.client.apply_status(
+                    MODELS, body, manager=PLACEMENT_MANAGER, priority=Priority.READY
+                )
+            except (errors.NotFound, errors.Conflict):  # it is gone, or another object by now
+                return
+        pool.targets[uid] = workers
+        world.observe(MODELS, None, answer, by=by)
+        world.enqueue(model_key(model.namespace, model.name), 0.0)
+
+    outcomes = await asyncio.gather(*(one(uid, workers) for uid, workers in changed.items()), return_exceptions=True)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if failed:
+        raise failed[0]
+
+
+def note_obstacles(world: World, pool: Pool, models: Sequence[Model], crew: Crew) -> None:
+    """Find what keeps each model from its workers, and call for the models of which that is something new."""
+    trouble = pool.creation or worst(w.pod.trouble for w in crew if w.pod.trouble is not None)
+    idle = not any(worker.available for worker in crew)
+    found: dict[str, Rejection] = {}
+    for model in models:
+        placement = pool.placements.get(model.uid)
+        if model.uid in pool.waiting:
+            found[model.uid] = pool.waiting[model.uid]
+        elif idle and trouble is not None and not pool.targets.get(model.uid):
+            found[model.uid] = Rejection(trouble.reason, trouble.message)
+        elif placement is not None and placement.reason is not None:
+            found[model.uid] = Rejection(placement.reason, placement.message)
+    before, pool.obstacles = pool.obstacles, found
+    for model in models:
+        if before.get(model.uid) != found.get(model.uid):
+            world.enqueue(model_key(model.namespace, model.name), 0.0)
+
+
+def describe(cause: Trigger, packing: Packing, generation: int) -> dict[str, object]:
+    """status.lastRepack, without token and time."""
+    return {
+        "trigger": cause.value,
+        "generation": generation,
+        "modelsPlaced": len(packing.assignments),
+        "modelsMoved": len(packing.moved),
+        "workersChanged": len(packing.changed_workers),
+    }
+
+
+def models_held(holding: Mapping[str, frozenset[str]]) -> dict[str, int]:
+    """How many models each worker (uid) holds."""
+    counts: dict[str, int] = {}
+    for workers in holding.values():
+        for uid in workers:
+            counts[uid] = counts.get(uid, 0) + 1
+    return counts

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker pods of a budget, made, joined and removed as the plan says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from ballast_contract import names
+from ballast_contract.reasons import Reason
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.client import Object
+from ballast_operator.cluster.dispatch import Key
+from ballast_operator.cluster.limiter import Priority
+from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS, PODS
+from ballast_operator.fleet.channel import Member
+from ballast_operator.fleet.link import CallError, Link
+from ballast_operator.reconcile import naming
+from ballast_operator.reconcile.pods import Pod, PodPlan, Trouble
+from ballast_operator.reconcile.pool import Pool
+from ballast_operator.reconcile.template import Template
+from ballast_operator.reconcile.workers import Crew, Worker
+from ballast_operator.reconcile.world import World
+from ballast_operator.reconcile.writing import delete, ensure
+
+logger = logging.getLogger(__name__)
+
+_CREATE_AGAIN_SECONDS: Final = 15.0
+_BATCH: Final = 20
+
+
+def members(world: World, budget: Object) -> list[Pod]:
+    """The worker pods that this very budget owns."""
+    metadata = budget["metadata"]
+    found = world.caches[PODS].group("budget", metadata["namespace"], metadata["name"])
+    return sorted((p for p in map(world.read_pod, found) if p.owner_uid == metadata["uid"]), key=lambda p: p.name)
+
+
+def join(world: World, namespace: str, budget: str, found: Sequence[Pod]) -> None:
+    """Connect to every pod that has an address, and let go of those that are gone."""
+    for pod in found:
+        if pod.ip and not pod.finished:
+            world.fleet.join(Member(namespace, budget, pod.name, pod.uid, pod.ip))
+    present = {pod.uid for pod in found if not pod.finished}
+    for link in world.fleet.links():
+        member = link.member
+        if (member.namespace, member.budget) == (namespace, budget) and member.uid not in present:
+            world.fleet.leave(member.uid)
+
+
+def crew_of(world: World, found: Sequence[Pod], *, leaving: frozenset[str] = frozenset()) -> Crew:
+    """The pods with what they last reported."""
+    now = world.fleet.now()
+    return Crew([Worker(pod, world.fleet.view(pod.uid), now, leaving=pod.uid in leaving) for pod in found])
+
+
+async def carry_out(world: World, budget: Object, pool: Pool, template: Template, plan: PodPlan, *, by: Key) -> None:
+    """Delete and create pods."""
+    namespace, uid = budget["metadata"]["namespace"], budget["metadata"]["uid"]
+    for pod, cause in plan.delete:
+        held = world.caches[PODS].get(namespace, pod.name)
+        if held is None or held["metadata"]["uid"] != pod.uid:
+            continue
+        await _delete_pod(world, held, by=by)
+        world.events.post(
+            budget, BUDGETS.kind, "Normal", Reason.WORKER_DELETED, "Delete", f"deleted {pod.name}: {cause}"
+        )
+    if plan.create <= 0:
+        pool.creation = None
+        return
+    if world.clock() < pool.create_after:
+        return
+    name = budget["metadata"]["name"]
+    owner = naming.owner(BUDGETS.kind, budget)
+    config = template.config_map(
+        namespace=namespace, labels=naming.labels(component="config", budget=name), owner=owner
+    )
+    obstacle = await ensure(world, CONFIG_MAPS, config, uid=uid, by=by)
+    if obstacle:
+        pool.creation, pool.create_after = Trouble(Reason.PENDING, obstacle), world.clock() + 1.0
+        return
+    token = budget["metadata"].get("annotations", {}).get(names.ANNOTATION_UPDATE, "")
+    created = 0
+    try:
+        while created < plan.create:
+            count = min(_BATCH, plan.create - created)
+            bodies = [
+                template.pod(naming.pod_name(name, world.rng), namespace=namespace, owner=owner, update_token=token)
+                for _ in range(count)
+            ]
+            await _create(world, budget, bodies, by=by)
+            created += count
+    except (errors.Forbidden, errors.Invalid) as error:
+        forbidden = isinstance(error, errors.Forbidden)
+        reason = Reason.PODS_FORBIDDEN if forbidden else Reason.INVALID_POD_TEMPLATE
+        pool.creation = Trouble(reason, f"the API server refuses worker pods: {error.message}")
+        pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
+        return
+    pool.creation = None
+
+
+async def _create(world: World, budget: Object, bodies: Sequence[Object], *, by: Key) -> None:
+    """Create pods at once; those that came about are known even where others failed."""
+
+    async def one(body: Object) -> None:
+        made = await world.client.create(PODS, body, priority=Priority.READY)
+        world.observe(PODS, None, made, by=by)
+        note = f"created {made['metadata']['name']}"
+        world.events.post(budget, BUDGETS.kind, "Normal", Reason.WORKER_CREATED, "Create", note)
+
+    outcomes = await asyncio.gather(*(one(body) for body in bodies), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, errors.AlreadyExists):
+            raise outcome
+
+
+async def _delete_pod(world: World, held: Object, *, by: Key) -> None:
+    metadata = held["metadata"]
+    try:
+        await world.client.delete(
+            PODS, metadata["namespace"], metadata["name"], uid=metadata["uid"], priority=Priority.READY
+        )
+    except errors.Conflict:
+        return
+    try:  # it goes on existing until it has ended; not counting it as a worker any more must not wait for the watch
+        now = await world.client.get(PODS, metadata["namespace"], metadata["name"])
+        world.observe(PODS, None, now, by=by)
+    except errors.NotFound:
+        world.observe(PODS, "DELETED", held, by=by)
+
+
+async def drop_old_configs(world: World, budget: Object, template: Template, found: Sequence[Pod], *, by: Key) -> None:
+    """Delete configurations that neither the template nor any pod uses."""
+    namespace, name = budget["metadata"]["namespace"], budget["metadata"]["name"]
+    used = {template.config_name, *(pod.config_name for pod in found)}
+    for held in world.caches[CONFIG_MAPS].group("budget", namespace, name):
+        metadata = held["metadata"]
+        is_config = metadata.get("labels", {}).get("app.kubernetes.io/component") == "config"
+        if is_config and naming.owner_uid(held) == budget["metadata"]["uid"] and metadata["name"] not in used:
+            await delete(world, CONFIG_MAPS, held, by=by)
+
+
+def release_idle(world: World, pool: Pool, crew: Crew, holding: frozenset[str], *, by: Key) -> None:
+    """Tell terminating workers whose models have moved that they may end."""
+    for worker in crew:
+        link = world.fleet.link(worker.uid)
+        if link is None or not worker.pod.terminating or worker.uid in holding or worker.uid in pool.released:
+            continue
+        if worker.known and not worker.stale:
+            pool.released.add(worker.uid)
+            world.background(_release(world, pool, link, by), name=f"release {worker.name}")
+
+
+async def _release(world: World, pool: Pool, link: Link, by: Key) -> None:
+    try:
+        await link.release()
+    except CallError as error:
+        logger.info("worker %s could not be told that it may end: %s", link.member.name, error)
+        pool.released.discard(link.member.uid)
+        world.enqueue(by, 2.0)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a WeightBudget: its workers are told, its pods deleted, and its finalizer goes in time whatever is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from ballast_contract import names
+from ballast_contract.reasons import Reason
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.client import Object
+from ballast_operator.cluster.dispatch import Key
+from ballast_operator.cluster.limiter import Priority
+from ballast_operator.cluster.resources import BUDGETS, PODS
+from ballast_operator.fleet.link import CallError, Link
+from ballast_operator.reconcile.pods import Pod
+from ballast_operator.reconcile.world import World
+
+logger = logging.getLogger(__name__)
+
+LIMIT_SECONDS: Final = 20.0
+"""How long the finalizer waits for pods to end."""
+
+GRACE_SECONDS: Final = 15
+"""What a worker of a deleted budget may take: nobody can call its models any more."""
+
+_LOOK_SECONDS: Final = 1.0
+_RELEASE_SECONDS: Final = 2.0
+
+
+async def add_finalizer(world: World, obj: Object, *, by: Key) -> Object:
+    """Put our finalizer on a budget before anything is made for it; returns the object with it."""
+    metadata = obj["metadata"]
+    present = metadata.get("finalizers")
+    if present is not None and names.FINALIZER in present:
+        return obj
+    add = (
+        {"op": "add", "path": "/metadata/finalizers", "value": [names.FINALIZER]}
+        if not present
+        else {"op": "add", "path": "/metadata/finalizers/-", "value": names.FINALIZER}
+    )
+    patch = [{"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}, add]
+    answer = await _patch(world, obj, patch)
+    world.observe(BUDGETS, None, answer, by=by)
+    return answer
+
+
+async def finish(world: World, obj: Object, pods: Sequence[Pod], *, began: float, by: Key) -> float | None:
+    """One step of the end; returns when to look again, or None when nothing of ours holds the object.
+
+    The time runs since `began` on our clock, or since the object's deletion, whichever is longer ago: a new leader does
+    not begin anew, and a clock that is off only makes the end come sooner.
+    """
+    metadata = obj["metadata"]
+    if names.FINALIZER not in metadata.get("finalizers", ()):
+        return None
+    deleted = (world.now() - _time(metadata["deletionTimestamp"])).total_seconds()
+    waited = max(deleted, world.clock() - began)
+    if pods and waited < LIMIT_SECONDS:
+        await _end(world, metadata["namespace"], pods)
+        return _LOOK_SECONDS
+    if pods:
+        where = ", ".join(f"{pod.name} on {pod.node or 'no node'}" for pod in pods[:5])
+        note = f"{len(pods)} worker pods did not end within {LIMIT_SECONDS:.0f} s and are left to Kubernetes: {where}"
+        world.events.post(obj, BUDGETS.kind, "Warning", Reason.WORKER_GONE, "Delete", note)
+    index = metadata["finalizers"].index(names.FINALIZER)
+    path = f"/metadata/finalizers/{index}"
+    patch = [{"op": "test", "path": path, "value": names.FINALIZER}, {"op": "remove", "path": path}]
+    try:
+        answer = await _patch(world, obj, patch)
+    except errors.NotFound:
+        return None
+    if answer["metadata"].get("finalizers"):
+        world.observe(BUDGETS, None, answer, by=by)
+    else:
+        world.observe(BUDGETS, "DELETED", answer)
+    return None
+
+
+async def _end(world: World, namespace: str, pods: Sequence[Pod]) -> None:
+    going = [pod for pod in pods if not pod.terminating]
+    for pod in going:
+        try:
+            await world.client.delete(
+                PODS, namespace, pod.name, uid=pod.uid, grace_seconds=GRACE_SECONDS, priority=Priority.FENCING
+            )
+        except errors.Conflict:
+            continue
+    links = [link for pod in pods if (link := world.fleet.link(pod.uid)) is not None]
+    await asyncio.gather(*(_release(link) for link in links))
+
+
+async def _release(link: Link) -> None:
+    try:
+        async with asyncio.timeout(_RELEASE_SECONDS):
+            await link.release()
+    except (CallError, TimeoutError) as error:
+        logger.debug("worker %s was not told that it may end: %s", link.member.name, error)
+
+
+async def _patch(world: World, obj: Object, patch: list[Object]) -> Object:
+    metadata = obj["metadata"]
+    namespace, name = metadata["namespace"], metadata["name"]
+    try:
+        return await world.client.patch(BUDGETS, namespace, name, patch, priority=Priority.FENCING)
+    except errors.Invalid as error:  # how a JSON patch says that its test failed
+        raise errors.Conflict(error.message, status=error.status) from error
+
+
+def _time(text: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(text)

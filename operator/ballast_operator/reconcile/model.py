@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reconciliation of an InferenceModel: its Service, its EndpointSlices, its status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ballast_contract.reasons import Reason
+from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.api.inferencemodel import InferenceModelSpec
+from ballast_operator.api.weightbudget import Addresses
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.client import Object
+from ballast_operator.cluster.dispatch import Key
+from ballast_operator.cluster.limiter import Priority
+from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES
+from ballast_operator.reconcile import assigning, crew, endpoints, model_status, naming
+from ballast_operator.reconcile.endpoints import Ownership
+from ballast_operator.reconcile.model_status import Situation
+from ballast_operator.reconcile.pool import Pool
+from ballast_operator.reconcile.rollout import Rollout
+from ballast_operator.reconcile.unknown_fields import unknown_fields
+from ballast_operator.reconcile.wishes import (
+    Model,
+    Rejection,
+    budget_name,
+    deleting,
+    judge_budget,
+    judge_model,
+    paused,
+)
+from ballast_operator.reconcile.workers import Worker
+from ballast_operator.reconcile.world import World
+from ballast_operator.reconcile.writing import delete, ensure, write_status
+
+_URGENT: Final = ("replicas", "readyReplicas", "address", "lastFailure")
+
+_FORMER_SECONDS: Final = 2.0
+_FOREIGN_SECONDS: Final = 15.0
+
+
+class ModelReconciler:
+    """Reconciles InferenceModels; what placement decided it reads from `world.pools`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring one model nearer to what is wished; returns the seconds until it wants to be called again."""
+        world = self._world
+        obj = world.caches[MODELS].get(key.namespace, key.name)
+        if obj is None or deleting(obj):
+            return None  # nothing of ours holds it; what belongs to it goes with its owner
+        budget = world.caches[BUDGETS].get(key.namespace, budget_name(obj))
+        pool = None if budget is None else world.pool(key.namespace, budget["metadata"]["name"])
+        if budget is not None and pool is not None and pool.uid != budget["metadata"]["uid"]:
+            pool = None
+        verdict = judge_model(obj, budget=budget, namesakes=world.namesakes(obj))
+        if isinstance(verdict, Rejection) or budget is None:
+            await self._clear_slices(key)
+            return await self._report(key, obj, Situation(verdict, unknown_fields=self._unknown(obj)), pool)
+        if pool is None or not pool.recovered:
+            return None  # its budget is reconciled first, and calls for it then
+        found = crew.crew_of(world, crew.members(world, budget), leaving=pool.draining)
+        targets, holders = pool.targets.get(verdict.uid, ()), pool.holders.get(verdict.uid, frozenset())
+        rollout = assigning.roll_model(world, pool, verdict, found)
+        involved = found.involved(targets, {*holders, *rollout.hold})
+        own, note = self._addresses(budget, pool)
+        conflict, again = "", None
+        if not paused(obj):
+            conflict, again = await self._service(key, obj, verdict, own=own)
+            if own and not conflict:
+                await self._slices(key, obj, verdict, involved, rollout)
+        situation = Situation(
+            verdict=verdict,
+            workers=involved,
+            targets=targets,
+            rollout=rollout,
+            refused=_refused(world, verdict, involved),
+            obstacle=pool.obstacles.get(verdict.uid),
+            conflict=conflict,
+            bundle=pool.bundles.get(verdict.source),
+            unknown_fields=self._unknown(obj),
+            paused=paused(obj),
+            own_address=own,
+            note=note,
+        )
+        later = await self._report(key, obj, situation, pool)
+        timers = [timer for timer in (again, later) if timer is not None]
+        return min(timers, default=None)
+
+    @staticmethod
+    def _unknown(obj: Object) -> Sequence[str]:
+        return unknown_fields(obj, InferenceModelSpec)
+
+    def _addresses(self, budget: Object, pool: Pool) -> tuple[bool, Rejection | None]:
+        """Whether models of the pool get a Service each, and what is to be said when they do not."""
+        spec = judge_budget(budget)
+        if not isinstance(spec, Rejection) and spec.serving.addresses is Addresses.POOL:
+            return False, None
+        if not pool.too_many:
+            return True, None
+        limits = self._world.options
+        return False, Rejection(
+            Reason.TOO_MANY_ENDPOINTS,
+            f"the pool has more than {limits.max_model_services} models or {limits.max_model_endpoints} endpoints, so "
+            f"models have no Service each: call them at {naming.pool_service(budget['metadata']['name'])}, or split the pool",
+        )
+
+    async def _service(self, key: Key, obj: Object, model: Model, *, own: bool) -> tuple[str, float | None]:
+        """Make, keep or remove the model's Service; returns what stands in its way and when to look again."""
+        world = self._world
+        held = world.caches[SERVICES].get(key.namespace, key.name)
+        owned = endpoints.ownership(held, uid=model.uid)
+        if not own:
+            if held is not None and owned is Ownership.OURS and "deletionTimestamp" not in held["metadata"]:
+                await self._clear_slices(key)
+                await delete(world, SERVICES, held, by=key)
+            return "", None
+        if owned is Ownership.FORMER:
+            text = f"Service '{key.name}' belongs to an earlier InferenceModel of this name and is waited for to go"
+            return text, _FORMER_SECONDS
+        text = await ensure(
+            world, SERVICES, endpoints.service(model, naming.owner(MODELS.kind, obj)), uid=model.uid, by=key
+        )
+        return text, _FOREIGN_SECONDS if text else None
+
+    async def _slices(self, key: Key, obj: Object, model: Model, involved: Sequence[Worker], rollout: Rollout) -> None:
+        world = self._world
+        existing = world.caches[ENDPOINT_SLICES].group("service", key.namespace, key.name)
+        ours = [s for s in existing if naming.owner_uid(s) == model.uid]
+        plan = endpoints.plan_slices(
+            model,
+            workers=involved,
+            serve=rollout.serve,
+            existing=ours,
+            owner=naming.owner(MODELS.kind, obj),
+        )
+        held = {s["metadata"]["name"]: s for s in ours}
+        for body in plan.write:
+            known = held.get(body["metadata"]["name"])
+            if known is None:
+                await ensure(world, ENDPOINT_SLICES, body, uid=model.uid, by=key)
+                continue
+            bound = {**body, "metadata": {**body["metadata"], "uid": known["metadata"]["uid"]}}
+            answer = await world.client.apply(ENDPOINT_SLICES, bound, priority=Priority.READY)
+            world.observe(ENDPOINT_SLICES, None, answer, by=key)
+        for stale in plan.delete:
+            await delete(world, ENDPOINT_SLICES, stale, by=key)
+
+    async def _clear_slices(self, key: Key) -> None:
+        """Remove the endpoints of a model that nobody serves; its Service keeps its address."""
+        world = self._world
+        obj = world.caches[MODELS].get(key.namespace, key.name)
+        for held in world.caches[ENDPOINT_SLICES].group("service", key.namespace, key.name):
+            if obj is not None and naming.owner_uid(held) == obj["metadata"]["uid"]:
+                await delete(world, ENDPOINT_SLICES, held, by=key)
+
+    async def _report(self, key: Key, obj: Object, situation: Situation, pool: Pool | None) -> float | None:
+        world = self._world
+        current = world.caches[MODELS].get(key.namespace, key.name)
+        if current is None or current["metadata"]["uid"] != obj["metadata"]["uid"]:
+            return None
+        existing = current.get("status") or {}
+        figures_at = pool.model_figures_at if pool is not None else {}
+        uid = obj["metadata"]["uid"]
+        waited = world.clock() - figures_at.get(uid, float("-inf"))
+        model = situation.verdict
+        pinned = isinstance(model, Model) and model.spec.residency.value != "unpinned"
+        try:
+            written = await write_status(
+                world,
+                MODELS,
+                current,
+                model_status.facts(situation, existing.get("conditions", ())),
+                model_status.body(situation, existing, moment=world.now()),
+                by=key,
+                urgent=(*_URGENT, "residency") if pinned else _URGENT,
+                figures_due=waited >= world.options.figures_seconds,
+            )
+        except errors.NotFound:
+            return None
+        if written:
+            figures_at[uid] = world.clock()
+        return max(0.5, world.options.figures_seconds - waited) if written is None else None
+
+
+def _refused(world: World, model: Model, workers: Sequence[Worker]) -> dict[str, pb.Failure]:
+    found = {}
+    for worker in workers:
+        link = world.fleet.link(worker.uid)
+        failure = link.refused.get(model.served_name) if link is not None else None
+        if failure is not None and link is not None:
+            found[link.member.uid] = failure
+    return found

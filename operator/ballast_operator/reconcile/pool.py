@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one process remembers of a pool between reconciliations; all of it can be lost and is found again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ballast_operator.fleet.routes import RouteBook
+from ballast_operator.placement.demand import Counters, Demand, WorkerModel
+from ballast_operator.placement.model import ModelPlacement
+from ballast_operator.reconcile.bundles import Bundles
+from ballast_operator.reconcile.pods import Trouble
+from ballast_operator.reconcile.wishes import Rejection
+
+
+@dataclass(slots=True)
+class Window:
+    """What was counted since demand was last folded."""
+
+    started: float
+    base: dict[WorkerModel, Counters] = field(default_factory=dict)
+    counted: dict[str, Counters] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Pool:
+    """The memory of a pool. The reconciliation of its budget writes it; those of its models read it.
+
+    `targets` are pod names by model uid, as the last placement chose and as status.assignment says; `holders` the pods
+    (uid) that were told to hold a model, by model uid; `since` the drain timers of `rollout.roll`, by model uid.
+    """
+
+    uid: str
+    bundles: Bundles
+    window: Window
+    routes: RouteBook = field(default_factory=RouteBook)
+    generation: int = 0
+    targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    placements: Mapping[str, ModelPlacement] = field(default_factory=dict)
+    waiting: Mapping[str, Rejection] = field(default_factory=dict)
+    obstacles: Mapping[str, Rejection] = field(default_factory=dict)
+    """Why a model has fewer workers than it wants, by uid."""
+    holders: dict[str, frozenset[str]] = field(default_factory=dict)
+    since: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    merged: set[str] = field(default_factory=set)
+    """Workers (uid) whose reported models have been taken into `holders`."""
+    contents: dict[str, tuple[int, tuple[bytes, ...]]] = field(default_factory=dict)
+    """What each worker was last told to serve, by uid: generation, and the models serialised."""
+
+    recovered: bool = False
+    """`targets` and `generation` were read back from the statuses of the models."""
+    workers_before: frozenset[str] | None = None
+    signature_before: object = None
+    workers_seen: frozenset[str] = frozenset()
+    workers_changed_at: float = 0.0
+
+    demand: dict[str, Demand] = field(default_factory=dict)
+    compute_seconds: float = 0.0
+    """Device seconds of all workers since the last repack that they caused."""
+    first_repack_done: bool = False
+    repacks_since_compaction: int = 0
+    compaction: asyncio.Task[None] | None = None
+    last_repack: Mapping[str, object] = field(default_factory=dict)
+    last_compaction: Mapping[str, object] = field(default_factory=dict)
+
+    draining: frozenset[str] = frozenset()
+    released: set[str] = field(default_factory=set)
+    creation: Trouble | None = None
+    create_after: float = 0.0
+    blocked: str = ""
+    conflict: str = ""
+    fragmented_since: dict[str, float] = field(default_factory=dict)
+    figures_at: float = float("-inf")
+    """When figures were last written to the budget's status."""
+    model_figures_at: dict[str, float] = field(default_factory=dict)
+    deleting_since: float | None = None
+    too_many: bool = False
+    """The pool has more models or endpoints than get a Service each."""
+    seconds: float = 0.0
+    """How long the last reconciliation took."""
+
+    async def close(self) -> None:
+        """Stop what runs in the background for the pool."""
+        if self.compaction is not None:
+            self.compaction.cancel()
+            await asyncio.gather(self.compaction, return_exceptions=True)
+        await self.bundles.close()
+
+    def count(self, counters: Mapping[WorkerModel, Counters], since: Mapping[str, Counters]) -> None:
+        """Add what was counted since the last look to the window."""
+        self.window.base = dict(counters)
+        for model, more in since.items():
+            seen = self.window.counted.get(model, Counters(0, 0.0))
+            self.window.counted[model] = Counters(
+                seen.requests + more.requests, seen.compute_seconds + more.compute_seconds
+            )
+            self.compute_seconds += more.compute_seconds
+
+
+def names_of(targets: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    """Every worker that any model is assigned to."""
+    return frozenset(name for workers in targets.values() for name in workers)

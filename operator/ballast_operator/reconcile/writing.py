@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing to the API server: children that are as wanted, statuses only when they differ, Events at transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ballast_contract.reasons import Reason
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.client import Object
+from ballast_operator.cluster.dispatch import Key
+from ballast_operator.cluster.limiter import Priority
+from ballast_operator.cluster.resources import MANAGED_BY, Resource
+from ballast_operator.reconcile import naming
+from ballast_operator.reconcile.conditions import Fact, keep, merge
+from ballast_operator.reconcile.events import Severity
+from ballast_operator.reconcile.world import World
+
+PLACEMENT_MANAGER: Final = f"{MANAGED_BY}-placement"
+"""Field manager of status.assignment, which is written before workers are told, and by another reconciliation."""
+
+_MAP_KEYS: Final = {"conditions": "type", "workers": "name", "plan": "line"}
+
+_QUIET: Final = frozenset(
+    {
+        Reason.PENDING,
+        Reason.LOADING,
+        Reason.MEASURING,
+        Reason.WORKERS_STARTING,
+        Reason.NOT_REQUESTED,
+        Reason.UNKNOWN,
+        Reason.ACCEPTED,
+        Reason.AS_EXPECTED,
+        Reason.NOT_FRAGMENTED,
+        Reason.UP_TO_DATE,
+        Reason.PLAN_FITS,
+        Reason.PLACED,
+        Reason.PREPARED,
+        Reason.LOADED,
+        Reason.READY,
+        Reason.UPDATE_AVAILABLE,
+    }
+)
+"""Reasons that are progress: conditions show it, no Event says it."""
+
+
+async def ensure(world: World, resource: Resource, body: Object, *, uid: str, by: Key) -> str:
+    """Make a child of the object `uid` as wanted; returns why that is not possible, or nothing.
+
+    What stands under the name and is not ours, or is of another owner, is left alone.
+    """
+    namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+    held = world.caches[resource].get(namespace, name)
+    if held is None:
+        try:
+            world.observe(resource, None, await world.client.create(resource, body, priority=Priority.READY), by=by)
+            return ""
+        except errors.AlreadyExists:
+            try:
+                held = await world.client.get(resource, namespace, name)
+            except errors.NotFound:  # it went away between the two calls: the next attempt makes it
+                return f"{resource.kind} '{name}' is just being deleted"
+    if not naming.is_ours(held):
+        return f"{resource.kind} '{name}' exists and was not made by Ballast: rename one of the two, or delete it"
+    if naming.owner_uid(held) != uid:
+        return f"{resource.kind} '{name}' belongs to another object of ours, and is waited for to go"
+    world.observe(resource, None, held, by=by)
+    if "deletionTimestamp" in held["metadata"]:
+        return f"{resource.kind} '{name}' is being deleted"
+    if not naming.contains(held, body):
+        bound = {**body, "metadata": {**body["metadata"], "uid": held["metadata"]["uid"]}}
+        world.observe(resource, None, await world.client.apply(resource, bound, priority=Priority.READY), by=by)
+    return ""
+
+
+async def delete(world: World, resource: Resource, obj: Object, *, by: Key) -> None:
+    """Delete this very object; another that took its name stays."""
+    metadata = obj["metadata"]
+    try:
+        await world.client.delete(
+            resource, metadata["namespace"], metadata["name"], uid=metadata["uid"], priority=Priority.READY
+        )
+    except errors.Conflict:
+        return
+    if not metadata.get("finalizers"):
+        world.observe(resource, "DELETED", obj, by=by)
+
+
+async def write_status(
+    world: World,
+    resource: Resource,
+    obj: Object,
+    facts: Mapping[str, Fact],
+    body: Mapping[str, Any],
+    *,
+    by: Key,
+    urgent: Sequence[str],
+    figures_due: bool,
+) -> bool | None:
+    """Write a status when it differs.
+
+    Conditions and the `urgent` fields are written at once, everything else when `figures_due`, or along with them.
+
+    Returns whether something was written; None when figures differ and wait for their time.
+    """
+    existing: Mapping[str, Any] = obj.get("status") or {}
+    metadata = obj["metadata"]
+    generation = int(metadata.get("generation", 0))
+    wanted: dict[str, Any] = {
+        "observedGeneration": generation,
+        **body,
+        "conditions": merge(facts, existing.get("conditions", ()), generation=generation, now=world.now()),
+    }
+    ours = {key: value for key, value in existing.items() if key != "assignment"}
+    if _normal(wanted) == _normal(ours):
+        return False
+    pressing = _pressing(wanted, urgent) != _pressing(ours, urgent)
+    if not pressing and not figures_due:
+        return None
+    whole = {
+        "metadata": {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]},
+        "status": wanted,
+    }
+    priority = Priority.READY if pressing else Priority.FIGURES
+    answer = await world.client.apply_status(resource, whole, manager=MANAGED_BY, priority=priority)
+    world.metrics.status_writes.labels(resource.plural, "urgent" if pressing else "figures").inc()
+    world.observe(resource, None, answer, by=by)
+    announce(world, obj, resource.kind, facts, existing.get("conditions", ()))
+    return True
+
+
+def announce(
+    world: World, obj: Object, kind: str, facts: Mapping[str, Fact], existing: Sequence[Mapping[str, Any]]
+) -> None:
+    """One Event for each condition that turned into something a person should know of."""
+    for type_, fact in facts.items():
+        before = keep(existing, type_)
+        if before is not None and (before.status, before.reason) == (fact.status, fact.reason):
+            continue
+        severity = _severity(type_, before, fact)
+        if severity is not None:
+            note = fact.message or f"{type_} is {fact.status}"
+            world.events.post(obj, kind, severity, fact.reason, type_, note)
+
+
+def _severity(type_: str, before: Fact | None, fact: Fact) -> Severity | None:
+    if type_ == "Ready":
+        if fact.holds:
+            return "Normal"
+        return "Warning" if before is not None and before.holds else None
+    good = "False" if type_ in ("Degraded", "Fragmented") else "True"
+    if fact.status == good or fact.reason in _QUIET:
+        return None
+    return "Warning"
+
+
+def _normal(status: Mapping[str, Any]) -> dict[str, Any]:
+    """A status as a value: lists that are maps by their keys, what is empty left out."""
+    found: dict[str, Any] = {}
+    for key, value in status.items():
+        if key in _MAP_KEYS and isinstance(value, list):
+            found[key] = {item[_MAP_KEYS[key]]: item for item in value}
+        elif value not in (None, {}, []):
+            found[key] = value
+    return {key: value for key, value in found.items() if value != {}}
+
+
+def _pressing(status: Mapping[str, Any], urgent: Sequence[str]) -> object:
+    conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
+    return conditions, status.get("observedGeneration"), [status.get(field) for field in urgent]
