@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scenario of `make demo`, each step asserted from outside: kubectl, HTTP, gRPC, metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from demo import client, steps
+from demo.kube import condition
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+def cells(text, kind):
+    """Rows of a printed table of one kind, by column."""
+    block = next(part for part in text.split("\n\n") if kind in part)
+    header, *rows = block.splitlines()
+    starts = [m.start() for m in re.finditer(r"\S+", header)]
+    names = header.split()
+    return [
+        {
+            name: row[start : (starts + [len(row)])[n + 1]].strip()
+            for n, (name, start) in enumerate(zip(names, starts, strict=True))
+        }
+        for row in rows
+    ]
+
+
+def test_every_column_of_every_model_and_budget_is_filled(world, namespace):
+    text = steps.table(world, namespace=namespace)
+    models, budgets = cells(text, "inferencemodel.ballast.dev/"), cells(text, "weightbudget.ballast.dev/")
+    assert {"RESIDENCY", "STATE", "READY", "COPIES", "SIZE", "POOL", "AGE"} <= set(models[0])
+    assert {"WORKERS", "DEVICE", "PINNED", "FREE", "LARGEST", "FRAG", "FITS", "AGE"} <= set(budgets[0])
+    assert all(value for row in (*models, *budgets) for value in row.values())
+
+
+def test_kubectl_wait_returns(world, namespace):
+    assert "condition met" in world.kubectl(
+        "wait", "-n", namespace, "--for=condition=Ready", "inferencemodel", "--all", "--timeout=60s"
+    )
+
+
+def test_pinned_models_are_on_the_device_and_every_condition_is_present(world, namespace):
+    for model in steps.models(world, namespace=namespace):
+        assert {c["type"] for c in model["status"]["conditions"]} >= {
+            "Accepted",
+            "Placed",
+            "Loaded",
+            "Ready",
+            "Degraded",
+        }
+        assert model["status"]["observedGeneration"] == model["metadata"]["generation"]
+        if model["spec"].get("residency") == "device":
+            assert model["status"]["residency"] == "device"
+
+
+def test_the_budgets_plan_sums_to_its_budget_to_the_byte(world, namespace):
+    budget = steps.budget(world, namespace=namespace)
+    assert sum(int(line["bytes"]) for line in budget["status"]["plan"]) == 320 << 20
+    assert condition(budget, "PlanFits")["status"] == "True"
+
+
+def test_alike_sentences_are_closer_than_others_through_the_models_own_service(world, namespace):
+    (_, _, alike), (_, _, first_other), (_, _, second_other) = steps.similarities(world, namespace=namespace)
+    assert alike > 0.6
+    assert max(first_other, second_other) < 0.2
+
+
+def test_the_pool_answers_for_every_model_whichever_worker_holds_it(world, namespace):
+    models = steps.models(world, namespace=namespace)
+    calls = [
+        (
+            steps.infer_url("default-pool", m["spec"].get("modelName", m["metadata"]["name"]), namespace=namespace),
+            steps.request_for(m),
+        )
+        for m in models
+        for _ in range(4)
+    ]
+    for answer in client.call(world, namespace, calls):
+        assert answer["status"] == 200, answer["text"]
+
+
+def test_compaction_makes_the_free_memory_one_block_and_drops_nothing(world, namespace):
+    before = steps.fragment(world, print, namespace=namespace)
+    repack = steps.command(world, "repack", "lastRepack", namespace=namespace)
+    assert repack["token"].startswith("demo-")
+    compaction = steps.command(world, "compact", "lastCompaction", namespace=namespace)
+    after = steps.fragmentation(world, namespace=namespace)
+    worst = max(before, key=lambda name: before[name]["fragmentation"])
+    assert after[worst]["largest"] > before[worst]["largest"]
+    assert after[worst]["fragmentation"] < 0.01
+    assert int(compaction["movedBytes"]) > 0
+    assert sum(w["loads"] for w in after.values()) == sum(w["loads"] for w in before.values())
+    for answer in steps.call_all(
+        world, [m["metadata"]["name"] for m in steps.models(world, namespace=namespace)], namespace=namespace
+    ):
+        assert steps.outputs(answer)
+
+
+def test_endpoints_are_exactly_the_workers_that_hold_the_model(world, namespace):
+    for model in steps.models(world, namespace=namespace):
+        name = model["metadata"]["name"]
+        slices = world.get("endpointslices", "-n", namespace, "-l", f"kubernetes.io/service-name={name}")["items"]
+        targets = {e["targetRef"]["name"] for s in slices for e in s["endpoints"] or () if e["conditions"]["ready"]}
+        assert targets == {w["name"] for w in model["status"]["workers"]}
+
+
+def test_explain_reads_well(world):
+    text = world.kubectl("explain", "inferencemodel.spec", "--recursive")
+    for field in ("modelName", "budgetRef", "source", "residency", "replicas", "coverage", "batching"):
+        assert f"{field}\t" in text or f"{field} " in text
+    assert "DESCRIPTION" in world.kubectl("explain", "inferencemodel.spec.residency")
+
+
+def test_worker_pods_ask_for_a_gpu_and_get_one(world, namespace):
+    for pod in steps.worker_pods(world, namespace=namespace):
+        assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        exec_ = world.kubectl(
+            "exec",
+            "-n",
+            namespace,
+            pod["metadata"]["name"],
+            "--",
+            "python3",
+            "-c",
+            "import os; print(os.environ['NVIDIA_VISIBLE_DEVICES'])",
+        )
+        assert exec_.startswith("GPU-")
+
+
+def test_a_worker_explains_its_decisions_through_its_own_port(world, namespace):
+    name = steps.worker_pods(world, namespace=namespace)[0]["metadata"]["name"]
+    text = world.kubectl("exec", "-n", namespace, name, "--", "ballast-worker", "explain", "--json")
+    decisions = json.loads(text)
+    assert decisions
+    assert {"model", "verdict"} <= set(decisions[0])
