@@ -175,6 +175,8 @@ def _spans(extents: Sequence[ExtentInfo], capacity: int, barrier: Callable[[Exte
     spans = [_Span(0, [])]
     end = 0
     for extent in extents:
+        if not extent.nbytes:
+            continue
         spans[-1].free += extent.offset - end
         end = extent.offset + extent.nbytes
         if barrier(extent):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ballast_contract.config import ResidencyWish
+from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.memory import DeviceMemory
 from ballast_worker.residency import priority
 from ballast_worker.residency.admission import Excluded, Resident
@@ -70,10 +71,13 @@ class Board:
             self.tell(lambda: self.listener.changed(model.name))
 
     def ask(self, model: Model, purpose: Purpose) -> None:
-        """Put a load into the queue of those to begin."""
-        model.asked = self.clock()
-        self.intents.push(model, purpose, next(self.tickets))
-        self.changed(model)
+        """See that a load for this purpose, or a more urgent one, is under way or in the queue."""
+        if model.incoming is not None:
+            model.incoming.purpose = min(model.incoming.purpose, purpose)
+        elif not model.intent or purpose < model.intended:
+            model.asked = self.clock()
+            self.intents.push(model, purpose, next(self.tickets))
+            self.changed(model)
 
     def pinned_beside(self, spec: ResidentModel) -> int:
         """Bytes of the pinned models but this one, whether they have been loaded or not."""
@@ -98,6 +102,14 @@ class Board:
         if spec.wish is ResidencyWish.DEVICE:
             self.pinned += model.nbytes
         return model
+
+    def keeps(self, bundle: Bundle) -> bool:
+        """Whether a model is to have a host copy of these weights kept."""
+        digest = bundle.manifest.weights.digest
+        return any(
+            model.spec.wish is ResidencyWish.SYSTEM and model.spec.bundle.manifest.weights.digest == digest
+            for model in self.models.values()
+        )
 
     def value(self, weights: Weights) -> float:
         """The key of weights in the order of eviction."""
@@ -153,8 +165,7 @@ class Board:
             # Requests were told that it is loading: now it has to be.
             model.deferred = False
             model.wanted = True
-            if model.incoming is None:
-                self.ask(model, Purpose.WANTED)
+            self.ask(model, Purpose.WANTED)
         self.changed(model)
 
     def retire(self, weights: Weights) -> None:

@@ -87,8 +87,7 @@ class Compactor:
                 run.failed[name] = Refusal(Reason.NOT_REQUESTED, f"no model '{name}' is served by this worker")
             elif model.live is None:
                 run.pending.add(name)
-                if model.incoming is None and not model.intent:
-                    board.ask(model, Purpose.RELOAD)
+                board.ask(model, Purpose.RELOAD)
 
     def settled(self, name: str, refusal: Refusal | None) -> None:
         """A load of this model has ended."""

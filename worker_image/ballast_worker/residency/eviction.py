@@ -72,8 +72,8 @@ def cheapest_set(candidates: Sequence[E], shortfall: int) -> list[E] | None:
         return best
     best, spent = _one_instead(candidates, count - 1, shortfall, head_freed, head_cost, top, best, spent)
     if spent > bound and len(candidates) <= EXACT_LIMIT:
-        return _exact(candidates, shortfall, top, best, spent)
-    return best
+        best = _exact(candidates, shortfall, top, best, spent)
+    return _without_superfluous(best, sum(candidate.nbytes for candidate in best) - shortfall, spent, top)[0]
 
 
 def cost(candidate: Evictable, top: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,7 +19,8 @@ from ballast_worker.host.store import HostStore, Transfer
 class Loader(Protocol):
     """What the manager asks of the threads below it. Called on the device thread; never blocks.
 
-    Every `done` is posted to the device thread exactly once.
+    Every `done` is posted to the device thread exactly once, with the seconds that the work took on its thread, without
+    the time it waited for one.
     """
 
     @property
@@ -26,11 +28,11 @@ class Loader(Protocol):
         """How many fetches make progress at the same time."""
         ...
 
-    def fetch(self, bundle: Bundle, *, keep: bool, done: Callable[[Transfer | Exception], None]) -> None:
+    def fetch(self, bundle: Bundle, *, keep: bool, done: Callable[[Transfer | Exception, float], None]) -> None:
         """Get hold of a host copy or a stream, on a thread of the file pool."""
         ...
 
-    def fill(self, key: str, transfer: Transfer, done: Callable[[Exception | None], None]) -> None:
+    def fill(self, key: str, transfer: Transfer, done: Callable[[Exception | None, float], None]) -> None:
         """Copy a transfer into the extent `key` on the copy thread, then close the transfer.
 
         When `done` runs, nothing reads the host copy or writes to the extent any more.
@@ -56,6 +58,7 @@ class ThreadedLoader:
         store: HostStore,
         post: Callable[[Callable[[], None]], None],
         file_threads: int = 4,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the threads.
 
@@ -64,33 +67,36 @@ class ThreadedLoader:
             store: whose `acquire` the file threads call.
             post: runs an action on the device thread, soon; any thread may call it.
             file_threads: models whose files are read at the same time.
+            clock: monotonic seconds.
         """
         self.file_threads = file_threads
         self._memory = memory
         self._store = store
         self._post = post
+        self._clock = clock
         self._closing = threading.Event()
         self._files = ThreadPoolExecutor(file_threads, thread_name_prefix="files")
-        self._fills: queue.SimpleQueue[tuple[str, Transfer, Callable[[Exception | None], None]] | None] = (
+        self._fills: queue.SimpleQueue[tuple[str, Transfer, Callable[[Exception | None, float], None]] | None] = (
             queue.SimpleQueue()
         )
         self._copies = threading.Thread(target=self._copy, name="copies", daemon=True)
         self._copies.start()
 
-    def fetch(self, bundle: Bundle, *, keep: bool, done: Callable[[Transfer | Exception], None]) -> None:
+    def fetch(self, bundle: Bundle, *, keep: bool, done: Callable[[Transfer | Exception, float], None]) -> None:
         """See `Loader.fetch`."""
 
         def work() -> None:
             result: Transfer | Exception
+            began = self._clock()
             try:
                 result = self._store.acquire(bundle, keep=keep)
             except Exception as error:  # noqa: BLE001 - whatever went wrong is this load's end, and nobody else's
                 result = error
-            self._post(partial(done, result))
+            self._post(partial(done, result, self._clock() - began))
 
         self._files.submit(work)
 
-    def fill(self, key: str, transfer: Transfer, done: Callable[[Exception | None], None]) -> None:
+    def fill(self, key: str, transfer: Transfer, done: Callable[[Exception | None, float], None]) -> None:
         """See `Loader.fill`."""
         self._fills.put((key, transfer, done))
 
@@ -115,7 +121,9 @@ class ThreadedLoader:
             if self._closing.is_set():
                 transfer.close()
                 continue
-            self._post(partial(done, self._fill(key, transfer)))
+            began = self._clock()
+            error = self._fill(key, transfer)
+            self._post(partial(done, error, self._clock() - began))
 
     def _fill(self, key: str, transfer: Transfer) -> Exception | None:
         try:

@@ -124,27 +124,43 @@ class Loads:
             ticket=ticket,
             started=model.asked,
         )
-        if purpose.largest_first and not (not self._waiting and self._room.place_free(weights)) and not purpose.evicts:
-            free = board.memory.statistics().free
-            self._settled(
-                model.name,
-                Refusal(
-                    Reason.INSUFFICIENT_DEVICE_MEMORY,
-                    f"'{model.name}' ({human(weights.nbytes)}) does not fit into the {human(free)} that are free "
-                    "beside what was loaded before it",
-                ),
-            )
-            board.changed(model)
+        if purpose.largest_first and not self._place_free(weights) and not purpose.evicts:
+            self._no_room(weights)
             return
         model.incoming = weights
         self._fetching[purpose is Purpose.WANTED] += 1
         keep = model.spec.wish is ResidencyWish.SYSTEM
-        self._loader.fetch(weights.bundle, keep=keep, done=partial(self._fetched, weights, purpose, board.clock()))
+        self._loader.fetch(weights.bundle, keep=keep, done=partial(self._fetched, weights, purpose, keep=keep))
         board.changed(model)
 
-    def _fetched(self, weights: Weights, begun_as: Purpose, began: float, result: Transfer | Exception) -> None:
+    def _place_free(self, weights: Weights) -> bool:
+        return not self._waiting and self._room.place_free(weights)
+
+    def _no_room(self, weights: Weights) -> None:
+        """A load that may not make others go ends without one, and is no failure."""
+        model = weights.model
+        model.incoming = None
+        free = self._board.memory.statistics().free
+        self._settled(
+            model.name,
+            Refusal(
+                Reason.INSUFFICIENT_DEVICE_MEMORY,
+                f"'{model.name}' ({human(weights.nbytes)}) does not fit into the {human(free)} that are free "
+                "beside what was loaded before it",
+            ),
+        )
+        self._board.changed(model)
+        self.pursue(model)
+
+    def _fetched(
+        self, weights: Weights, begun_as: Purpose, result: Transfer | Exception, seconds: float, *, keep: bool
+    ) -> None:
         self._fetching[begun_as is Purpose.WANTED] -= 1
-        weights.work_seconds += self._board.clock() - began
+        weights.work_seconds += seconds
+        if keep and not self._board.keeps(weights.bundle):
+            self._loader.unkeep(weights.bundle)
+        elif keep and not weights.cancelled and not isinstance(result, Exception):
+            weights.model.kept = result.kept
         if isinstance(result, Exception):
             if not weights.cancelled:
                 self._failed(weights, _refusal(weights, result))
@@ -155,12 +171,18 @@ class Loads:
             self._on_host(weights, kept=result.kept)
         else:
             weights.transfer = result
-            if weights.placed:
-                self._fill(weights)
-            else:
-                weights.phase = Phase.WAITING
-                insort(self._waiting, weights, key=lambda w: w.ticket)
+            self._on_the_way(weights)
         self._turn()
+
+    def _on_the_way(self, weights: Weights) -> None:
+        if weights.placed or (not weights.purpose.evicts and self._place_free(weights)):
+            self._fill(weights)
+        elif weights.purpose.evicts:
+            weights.phase = Phase.WAITING
+            insort(self._waiting, weights, key=lambda w: w.ticket)
+        else:
+            self._discard(weights)
+            self._no_room(weights)
 
     def _on_host(self, weights: Weights, *, kept: bool) -> None:
         model = weights.model
@@ -175,8 +197,9 @@ class Loads:
             )
             return
         model.incoming = None
-        model.refusal, model.failures = None, 0
+        model.refusal, model.failures, model.retry_at = None, 0, 0.0
         self._board.changed(model)
+        self.pursue(model)
 
     def admit(self) -> Wait | None:
         """Make room for fetched loads, in order, and let them fill; answers what the first one that cannot waits for."""
@@ -213,11 +236,11 @@ class Loads:
         transfer = weights.transfer
         assert transfer is not None, "weights are filled from a transfer"  # noqa: S101
         weights.phase = Phase.FILLING
-        self._loader.fill(weights.extent, transfer, partial(self._filled, weights, self._board.clock()))
+        self._loader.fill(weights.extent, transfer, partial(self._filled, weights))
 
-    def _filled(self, weights: Weights, began: float, error: Exception | None) -> None:
+    def _filled(self, weights: Weights, error: Exception | None, seconds: float) -> None:
         weights.transfer = None
-        weights.work_seconds += self._board.clock() - began
+        weights.work_seconds += seconds
         if weights.cancelled:
             self._board.abandon(weights)
         elif error is not None:
@@ -252,6 +275,7 @@ class Loads:
         board.tell(lambda: board.listener.loaded(model.name))
         board.changed(model)
         self._settled(model.name, None)
+        self.pursue(model)
 
     def first_use(self, weights: Weights) -> None:
         """A request that a load was made for executes now."""
@@ -324,13 +348,18 @@ class Loads:
             return Purpose.REPLACE
         if model.spec.wish is ResidencyWish.DEVICE:
             return Purpose.PINNED if model.live is None else None
-        return Purpose.HOST if model.spec.wish is ResidencyWish.SYSTEM else None
+        return Purpose.HOST if model.spec.wish is ResidencyWish.SYSTEM and not model.kept else None
+
+    def pursue(self, model: Model) -> None:
+        """See that what a model is to have without being asked is under way, unless it has failed just now."""
+        purpose = self.standing_purpose(model)
+        if purpose is not None and self._board.clock() >= model.retry_at:
+            self._board.ask(model, purpose)
 
     def _retry(self, model: Model, generation: int) -> None:
-        current = self._board.models.get(model.name) is model and model.generation == generation
-        purpose = self.standing_purpose(model)
-        if current and purpose is not None and model.incoming is None and not model.intent:
-            self._board.ask(model, purpose)
+        if self._board.models.get(model.name) is model and model.generation == generation:
+            model.retry_at = 0.0
+            self.pursue(model)
             self._turn()
 
     def _bring_back(self, names: tuple[str, ...]) -> None:
@@ -339,9 +368,7 @@ class Loads:
         free = board.memory.statistics().free
         for name in reversed(names):
             model = board.models.get(name)
-            if model is not None and model.live is None and model.incoming is None and not model.intent:
-                if model.nbytes > free:
-                    continue
+            if model is not None and model.live is None and model.nbytes <= free:
                 free -= model.nbytes
                 board.ask(model, Purpose.RELOAD)
 

@@ -111,18 +111,16 @@ class ResidencyManager:
             self._board.changed(known)
         else:
             self._replace(known, model)
-        purpose = self._loads.standing_purpose(known)
-        if purpose is not None and known.incoming is None and not known.intent:
-            self._board.ask(known, purpose)
+        self._loads.pursue(known)
         self._turn_soon()
         return None
 
     def _replace(self, known: Model, spec: ResidentModel) -> None:
         old = known.spec
         other_bytes = old.bundle.digest != spec.bundle.digest
-        if old.wish is ResidencyWish.SYSTEM and (other_bytes or spec.wish is not ResidencyWish.SYSTEM):
-            self._loader.unkeep(old.bundle)
         self._board.specify(known, spec)
+        if known.kept and (other_bytes or spec.wish is not ResidencyWish.SYSTEM):
+            self._unkeep(known, old.bundle)
         if other_bytes or old.bundle.weights_identity != spec.bundle.weights_identity or old.wish is not spec.wish:
             known.refusal, known.failures, known.retry_at = None, 0, 0.0
         if other_bytes:
@@ -135,6 +133,11 @@ class ResidencyManager:
         elif known.live is not None:
             self._board.memory.pin(known.live.extent, pinned=spec.wish is ResidencyWish.DEVICE)
         self._board.changed(known)
+
+    def _unkeep(self, model: Model, bundle: Bundle) -> None:
+        model.kept = False
+        if not self._board.keeps(bundle):
+            self._loader.unkeep(bundle)
 
     def forget(self, name: str, done: Callable[[], None]) -> None:
         """See `Residency.forget`."""
@@ -149,8 +152,8 @@ class ResidencyManager:
         self._loads.forget(name)
         model.intent = 0
         self._held_back.discard(name)
-        if model.spec.wish is ResidencyWish.SYSTEM:
-            self._loader.unkeep(model.spec.bundle)
+        if model.kept:
+            self._unkeep(model, model.spec.bundle)
         if model.wanted:
             model.wanted = False
             refusal = Refusal(Reason.NOT_REQUESTED, f"'{name}' is no longer served by this worker")
@@ -178,7 +181,7 @@ class ResidencyManager:
     def fill_free(self) -> None:
         """Load on-demand models into memory that is free now, largest first, evicting nothing: once, after the start."""
         for model in self._board.models.values():
-            if model.live is None and model.incoming is None and not model.intent:
+            if model.live is None:
                 self._board.ask(model, Purpose.FILL)
         self._turn_soon()
 
@@ -200,7 +203,7 @@ class ResidencyManager:
             return Readiness.LOADING
         if model.incoming is not None:
             model.wanted = True
-            model.incoming.purpose = Purpose.WANTED
+            self._board.ask(model, Purpose.WANTED)
             return Readiness.LOADING
         refusal = self._refused_now(model)
         if refusal is not None:

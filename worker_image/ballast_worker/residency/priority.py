@@ -53,7 +53,7 @@ def minimum_residence(reload_seconds: float) -> float:
 
 def value_at(key: float, now: float) -> float:
     """Seconds of reload per byte that a key stands for at the time `now`; 0.0 where it has faded beyond floats."""
-    return math.exp2(max(min(key - now / HALF_LIFE_SECONDS, 1000.0), -1074.0))
+    return math.exp2(min(key - now / HALF_LIFE_SECONDS, 1000.0))
 
 
 class PriorityOrder:

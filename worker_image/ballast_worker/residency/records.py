@@ -23,10 +23,10 @@ class Purpose(IntEnum):
     """It comes back after a compaction."""
     REPLACE = 3
     """A new bundle, beside the old one."""
-    HOST = 4
-    """Only a copy in host memory."""
-    FILL = 5
+    FILL = 4
     """It fits into memory that is free."""
+    HOST = 5
+    """Only a copy in host memory, which every other purpose brings too."""
 
     @property
     def evicts(self) -> bool:
@@ -62,7 +62,7 @@ class Weights:
         started: when the load was asked for, on the monotonic clock.
         placed: they have an extent.
         transfer: the host side, from WAITING to the end of FILLING.
-        work_seconds: what fetching and filling took, without waiting for room.
+        work_seconds: what fetching and filling took, without waiting for a thread or for room.
         evicted: models that went for them.
         moved: bytes that slid for them.
         leases: executions that hold them.
@@ -115,11 +115,13 @@ class Model:
         live: the weights that serve.
         incoming: the weights that are being loaded.
         intent: a load that has not begun, by its ticket; 0: none.
+        intended: its purpose.
         asked: when that load was asked for, on the monotonic clock.
         wanted: requests wait, and the listener will be told.
         deferred: it is on the device, but was reported as loading because nothing may execute from it now.
+        kept: a host copy is kept for it.
         load_seconds: of the last load, decision to callable.
-        reload_seconds: moving average of what loads take without waiting for room.
+        reload_seconds: moving average of what loads take without waiting for a thread or for room.
         refusal: of the last load.
         failures: loads that have failed in a row.
         retry_at: no load before this time.
@@ -131,9 +133,11 @@ class Model:
     live: Weights | None = None
     incoming: Weights | None = None
     intent: int = 0
+    intended: Purpose = Purpose.HOST
     asked: float = 0.0
     wanted: bool = False
     deferred: bool = False
+    kept: bool = False
     load_seconds: float | None = None
     reload_seconds: float | None = None
     refusal: Refusal | None = None
@@ -162,7 +166,7 @@ class Intents:
 
     def push(self, model: Model, purpose: Purpose, ticket: int) -> None:
         """Add or change the model's one intent."""
-        model.intent = ticket
+        model.intent, model.intended = ticket, purpose
         order = (purpose.value, -model.nbytes if purpose.largest_first else ticket)
         heap = self._wanted if purpose is Purpose.WANTED else self._others
         heapq.heappush(heap, (order, ticket, model, purpose))

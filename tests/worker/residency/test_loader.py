@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real threads: reads overlap, copies do not."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from helpers.plain_bundles import random_bundle
+
+from ballast_worker.residency.loader import ThreadedLoader
+
+
+class Memory:
+    """Records which fills overlap."""
+
+    def __init__(self):
+        self.inside = 0
+        self.most = 0
+        self.filled = []
+
+    def fill(self, key, chunks):
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        list(chunks)
+        self.filled.append(key)
+        self.inside -= 1
+
+
+class Transfer:
+    kept = False
+
+    def __init__(self, *, error=None):
+        self.error = error
+        self.closed = 0
+
+    def chunks(self):
+        if self.error:
+            raise self.error
+        return iter(())
+
+    def close(self):
+        self.closed += 1
+
+
+class Store:
+    """Every acquire waits until as many are inside as the barrier has parties."""
+
+    def __init__(self, parties):
+        self.together = threading.Barrier(parties)
+        self.transfers = []
+
+    def acquire(self, bundle, *, keep):
+        self.together.wait(10)
+        self.transfers.append(Transfer())
+        return self.transfers[-1]
+
+
+def make(store, memory):
+    posts = queue.SimpleQueue()
+    return ThreadedLoader(memory=memory, store=store, post=posts.put), posts
+
+
+def test_files_of_different_models_are_read_at_the_same_time_and_copied_one_after_the_other(tmp_path):
+    """B33: with one lock around the reads the barrier would never be passed."""
+    store, memory = Store(3), Memory()
+    loader, posts = make(store, memory)
+    bundles = [random_bundle(tmp_path / str(i), 256, seed=i) for i in range(3)]
+    fetched, filled = [], []
+    for bundle in bundles:
+        loader.fetch(bundle, keep=False, done=lambda transfer, seconds: fetched.append((transfer, seconds)))
+    for _ in range(3):
+        posts.get(timeout=10)()
+    for i, (transfer, _) in enumerate(fetched):
+        loader.fill(f"m{i}", transfer, lambda error, seconds: filled.append((error, seconds)))
+    for _ in range(3):
+        posts.get(timeout=10)()
+    loader.close()
+    assert memory.filled == ["m0", "m1", "m2"]
+    assert memory.most == 1
+    assert [error for error, _ in filled] == [None] * 3
+    assert all(seconds >= 0 for _, seconds in fetched + filled)
+    assert all(transfer.closed == 1 for transfer in store.transfers)
+
+
+def test_an_error_of_the_store_or_the_source_is_an_answer_and_the_threads_live_on(tmp_path):
+    class Broken:
+        def acquire(self, bundle, *, keep):
+            raise OSError("no such disk")
+
+    memory = Memory()
+    loader, posts = make(Broken(), memory)
+    answers = []
+    loader.fetch(random_bundle(tmp_path / "a", 256), keep=False, done=lambda result, _: answers.append(result))
+    posts.get(timeout=10)()
+    transfer = Transfer(error=OSError("it became shorter"))
+    loader.fill("a", transfer, lambda error, _: answers.append(error))
+    posts.get(timeout=10)()
+    loader.fill("b", Transfer(), lambda error, _: answers.append(error))
+    posts.get(timeout=10)()
+    loader.close()
+    assert [str(answer) for answer in answers] == ["no such disk", "it became shorter", "None"]
+    assert transfer.closed == 1
+    assert memory.filled == ["b"]
+
+
+def test_closing_drops_what_waits_and_closes_its_transfers(tmp_path):
+    class Held(Memory):
+        def __init__(self):
+            super().__init__()
+            self.begun, self.go = threading.Event(), threading.Event()
+
+        def fill(self, key, chunks):
+            self.begun.set()
+            self.go.wait(10)
+            super().fill(key, chunks)
+
+    memory = Held()
+    loader, _ = make(Store(1), memory)
+    transfers = [Transfer(), Transfer()]
+    for i, transfer in enumerate(transfers):
+        loader.fill(f"m{i}", transfer, lambda *_: None)
+    memory.begun.wait(10)
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    while not loader._closing.is_set():
+        pass
+    memory.go.set()
+    closer.join(10)
+    assert memory.filled == ["m0"]
+    assert [transfer.closed for transfer in transfers] == [1, 1]
