@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ballast_contract.config import ResidencyWish, WorkerConfig
-from ballast_contract.quantities import ceil_api, human
+from ballast_contract.quantities import ceil_api
 from ballast_contract.reasons import Reason
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.models import Built, Failure
-from ballast_worker.device.plan import LineInput, ModelWeights, Plan, PlanInputs, make_plan
+from ballast_worker.device import plan as lines
+from ballast_worker.device import plan_text
+from ballast_worker.device.budget import Budget
+from ballast_worker.device.plan import Declared, ModelNeed, Plan, PlanInputs, make_plan
 
 DEPTH: Final = 1
 """Executions enqueued at once: what the XLA pool is sized for and what the engine keeps to."""
@@ -34,36 +37,37 @@ class Wanted:
 
 
 def plan_inputs(
-    config: WorkerConfig, *, budget: int, context: int, overhead: int, models: Mapping[str, Wanted]
+    config: WorkerConfig, *, budget: Budget, context: int, overhead: int, models: Mapping[str, Wanted]
 ) -> PlanInputs:
     """What a plan is made from.
 
     Args:
         config: of the worker.
-        budget: device memory of the whole process, in bytes.
+        budget: device memory of the whole process.
         context: driver context and libraries, in bytes; the builders' measurement is taken where it is larger.
         overhead: what the arena's allocation takes besides, in bytes.
         models: everything that is to be served, by name.
     """
     device = config.device
-    configured = device.scratch if isinstance(device.scratch, int) else None
     wanted = [model.built for model in models.values()]
-    floor = min(SCRATCH_FLOOR[config.backend], budget // 16)
-    code_floor = min(CODE_FLOOR[config.backend], budget // 16)
+    floor = min(SCRATCH_FLOOR[config.backend], budget.nbytes // 16)
+    code_floor = min(CODE_FLOOR[config.backend], budget.nbytes // 16)
     return PlanInputs(
         budget=budget,
         context=max([context, *(built.context_bytes for built in wanted)]),
         code=max(code_floor, sum(built.code_bytes for built in wanted)),
         scratch=max(floor, scratch_need(wanted)),
         models=tuple(
-            ModelWeights(name, model.built.bundle.layout.nbytes, model.pinned) for name, model in sorted(models.items())
+            ModelNeed(name, model.built.bundle.layout.nbytes, model.pinned, scratch_need([model.built]))
+            for name, model in sorted(models.items())
         ),
         overhead=overhead,
-        configured_scratch=configured,
+        declared=tuple(_declared(models)),
+        configured_scratch=device.scratch if isinstance(device.scratch, int) else None,
         max_percent=device.weights.max_percent,
         slack_percent=device.weights.slack_percent,
-        generative=tuple(_lines(models)),
         oversubscription=device.oversubscription,
+        reserved=config.backend != "cpu",
     )
 
 
@@ -72,23 +76,17 @@ def scratch_need(models: Iterable[Built]) -> int:
     return max((DEPTH * (p.scratch_bytes + p.io_bytes) for built in models for p in built.programs), default=0)
 
 
-def _lines(models: Mapping[str, Wanted]) -> Iterable[LineInput]:
+def _declared(models: Mapping[str, Wanted]) -> Iterable[Declared]:
     for name, model in sorted(models.items()):
         for line in model.built.bundle.manifest.lines:
-            unit = 1 if line.bytes is not None else line.unit or 0
-            size = line.bytes if line.bytes is not None else unit * (line.count or 0)
-            yield LineInput(f"{name}: {line.name}", size, unit * line.minimum, f"bundle of {name}")
+            unit, count = (line.bytes, 1) if line.bytes is not None else (line.unit or 0, line.count or 0)
+            minimum = line.minimum if line.bytes is None else int(line.minimum > 0)
+            yield Declared(f"{name}: {line.name}", unit, count, minimum, name)
 
 
 def refusal(plan: Plan) -> Failure:
     """A refused plan in one message: the shortfall, and each setting with the value that would make it fit."""
-    cures = "; ".join(f"{knob.key}: {knob.value} (now {knob.current})" for knob in plan.knobs)
-    return Failure(
-        Reason.PLAN_REFUSED,
-        f"the device memory plan needs {plan.minimum} bytes ({human(plan.minimum)}) and has {plan.budget}: "
-        f"{plan.shortfall} bytes are missing. "
-        + (f"Any one of these would do: {cures}" if cures else "No setting helps"),
-    )
+    return Failure(Reason.PLAN_REFUSED, plan_text.refusal(plan))
 
 
 @dataclass(slots=True)
@@ -97,14 +95,14 @@ class DeviceLimits:
 
     Attributes:
         config: of the worker.
-        budget: device memory of the whole process, in bytes.
+        budget: device memory of the whole process.
         context: driver context and libraries, in bytes.
         overhead: of the arena's allocation, in bytes.
         plan: in force; None before.
     """
 
     config: WorkerConfig
-    budget: int
+    budget: Budget
     context: int
     overhead: int
     plan: Plan | None = None
@@ -112,20 +110,26 @@ class DeviceLimits:
     def check_bytes(self, bundle: Bundle) -> Failure | None:
         """See `Limits.check_bytes`."""
         need = bundle.layout.nbytes
-        room = self.plan.arena if self.plan is not None else self.budget - self.context - self.overhead
+        room = self.plan.arena if self.plan is not None else self.budget.nbytes - self.context - self.overhead
         if need <= room:
             return None
         return Failure(
             Reason.INSUFFICIENT_DEVICE_MEMORY,
             f"its weights take {need} bytes and {room} are there for weights on this worker: "
-            f"set device.budget to at least {ceil_api(self.budget + need - room)}, or serve it from a larger device",
+            f"set device.budget to at least {ceil_api(self.budget.nbytes + need - room)}, or serve it from a larger device",
         )
 
     def check_built(self, built: Built, others: Iterable[Built]) -> Failure | None:
         """See `Limits.check_built`."""
         need = scratch_need([built])
         configured = self.config.device.scratch
-        pool = self.plan.scratch if self.plan is not None else configured if isinstance(configured, int) else None
+        pool = (
+            self.plan.line(lines.SCRATCH)
+            if self.plan is not None
+            else configured
+            if isinstance(configured, int)
+            else None
+        )
         if pool is not None and need > pool:
             return Failure(
                 Reason.SCRATCH_EXCEEDS_POOL,
@@ -145,7 +149,7 @@ class DeviceLimits:
             if not alone.fits:
                 return replace(refusal(alone), reason=Reason.INSUFFICIENT_DEVICE_MEMORY)
             return None
-        code = next((line.nbytes for line in self.plan.lines if line.name == "code"), 0)
+        code = self.plan.line(lines.CODE)
         taken = sum(other.code_bytes for other in others)
         if built.code_bytes + taken > max(code, CODE_FLOOR[self.config.backend]):
             return Failure(
@@ -158,8 +162,8 @@ class DeviceLimits:
     def build_memory(self) -> int:
         """See `Limits.build_memory`: the slack once the rest is reserved."""
         if self.plan is None or self.config.backend == "cpu":
-            return self.budget
-        return next((line.nbytes for line in self.plan.lines if line.name == "slack"), 0)
+            return self.budget.nbytes
+        return self.plan.line(lines.SLACK)
 
 
 def wanted(built: Mapping[str, Built], wishes: Mapping[str, ResidencyWish]) -> dict[str, Wanted]:

@@ -13,7 +13,7 @@ from ballast_contract.config import ResidencyWish
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.control.models import Failure, ModelView, Stage
 from ballast_worker.device.memory import Statistics
-from ballast_worker.device.plan import Plan
+from ballast_worker.device.plan import SCRATCH, Plan
 from ballast_worker.host.store import HostStatistics
 from ballast_worker.residency.demand import Decision
 from ballast_worker.residency.protocol import CompactionResult, ModelSnapshot, ResidencySnapshot, Tier
@@ -109,7 +109,7 @@ def worker_state(view: WorkerView) -> pb.WorkerState:
         models=[
             model_state(model, residents.get(name), loads.get(name)) for name, model in sorted(view.models.items())
         ],
-        plan=plan(view.plan, view.driver_used),
+        plan=plan_message(view.plan, view.driver_used) if view.plan is not None else None,
     )
 
 
@@ -175,10 +175,8 @@ def failure(found: Failure | None) -> pb.Failure | None:
     )
 
 
-def plan(made: Plan | None, driver_used: int | None) -> pb.Plan | None:
+def plan_message(made: Plan, driver_used: int | None) -> pb.Plan:
     """A plan as a message."""
-    if made is None:
-        return None
     return pb.Plan(
         budget_bytes=made.budget,
         lines=[
@@ -271,7 +269,7 @@ def _device(view: WorkerView) -> pb.DeviceState | None:
         in_use_bytes=view.memory.in_use,
         free_bytes=view.memory.free,
         largest_free_bytes=view.memory.largest_free,
-        scratch_bytes=view.plan.scratch,
+        scratch_bytes=view.plan.line(SCRATCH),
         loads_total=view.residency.loads,
         evictions_total=view.residency.evictions,
         admission_failures_total=view.residency.admission_failures,

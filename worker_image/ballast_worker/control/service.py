@@ -190,7 +190,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """See the service."""
         self._admit(context, request.epoch, changes=False)
-        return pb.GetPlanResponse(plan=report.plan(*self._worker.plan()))
+        plan, driver_used = self._worker.plan()
+        return pb.GetPlanResponse(plan=report.plan_message(plan, driver_used) if plan is not None else None)
 
     def Explain(self, request: pb.ExplainRequest, context: grpc.ServicerContext) -> pb.ExplainResponse:  # noqa: N802
         """See the service."""

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subcommands of `ballast-worker` that look and do not serve."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import yaml
+
+from ballast_contract.config import WorkerConfig
+from ballast_contract.quantities import human
+
+_EXIT_FAILED: Final = 1
+_EXIT_REFUSED: Final = 3
+_ASK_SECONDS: Final = 10.0
+
+
+class CommandError(Exception):
+    """A command that cannot be carried out; the message says why and what to do."""
+
+
+def run(command: str, config: WorkerConfig, parsed: argparse.Namespace) -> int:
+    """Carry out a subcommand; returns the exit code."""
+    commands: Mapping[str, Callable[[WorkerConfig, argparse.Namespace], int]] = {
+        "check-config": _check_config,
+        "plan": _plan,
+        "explain": _explain,
+        "regions": _regions,
+    }
+    try:
+        return commands[command](config, parsed)
+    except CommandError as error:
+        sys.stderr.write(f"ballast-worker {command}: {error}\n")
+        return _EXIT_FAILED
+
+
+def _check_config(config: WorkerConfig, parsed: argparse.Namespace) -> int:
+    del parsed
+    sys.stdout.write(yaml.safe_dump(config.model_dump(mode="json", by_alias=True), sort_keys=False))
+    return 0
+
+
+def _plan(config: WorkerConfig, parsed: argparse.Namespace) -> int:
+    """Builds what the store does not have, as a start would, and makes the plan; nothing is reserved."""
+    from ballast_worker.control.main import prepare_process  # noqa: PLC0415
+
+    prepare_process(config)
+    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415
+
+    from ballast_worker.control import preview, report  # noqa: PLC0415 - imports JAX
+    from ballast_worker.device.plan_text import render  # noqa: PLC0415
+
+    try:
+        plan, refused = preview.plan(config, say=_say)
+    except preview.PreviewError as error:
+        raise CommandError(str(error)) from error
+    for name, failure in refused.items():
+        _say(f"{name}: left out: {failure.reason}: {failure.message}")
+    if parsed.json:
+        _print(MessageToDict(report.plan_message(plan, None), preserving_proto_field_name=True))
+    else:
+        _print(render(plan))
+    return 0 if plan.fits else _EXIT_REFUSED
+
+
+def _explain(config: WorkerConfig, parsed: argparse.Namespace) -> int:
+    query = urllib.parse.urlencode({"limit": parsed.limit} | ({"model": parsed.model} if parsed.model else {}))
+    decisions = _ask(config, f"/explain?{query}")
+    if parsed.json:
+        _print(decisions)
+        return 0
+    rows = [("TIME", "MODEL", "KIND", "VERDICT", "NEEDED", "FREE", "LARGEST", "EVICTED", "WHY")]
+    for made in decisions:
+        when = datetime.fromtimestamp(made["unix_seconds"], UTC).strftime("%H:%M:%S")
+        evicted = ",".join(made["evicted"]) or "-"
+        why = made.get("failure", {}).get("message", "-")
+        sizes = [human(int(made[name])) for name in ("needed_bytes", "free_bytes", "largest_free_bytes")]
+        rows.append((when, made["model"], made["kind"], made["verdict"], *sizes, evicted, why))
+    _table(rows)
+    return 0
+
+
+def _regions(config: WorkerConfig, parsed: argparse.Namespace) -> int:
+    regions = _ask(config, "/regions")
+    if parsed.json:
+        _print(regions)
+        return 0
+    rows = [("WEIGHTS", "SIZE", "STATE", "KEPT", "LOADED")]
+    rows += [
+        (r["digest"], human(r["bytes"]), r["state"], "yes" if r["kept"] else "no", str(r["generation"]))
+        for r in regions
+    ]
+    _table(rows)
+    return 0
+
+
+def _ask(config: WorkerConfig, path: str) -> Any:
+    """A page of the worker that runs with this configuration on this machine."""
+    address = f"http://127.0.0.1:{config.serving.introspection_port}{path}"
+    try:
+        with urllib.request.urlopen(address, timeout=_ASK_SECONDS) as response:
+            return json.load(response)
+    except (urllib.error.URLError, TimeoutError, ValueError) as error:
+        raise CommandError(
+            f"no worker answers at {address} ({error}): is one running with this configuration "
+            "(serving.introspectionPort), and on this machine?"
+        ) from error
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _print(value: Any) -> None:
+    sys.stdout.write(f"{value if isinstance(value, str) else json.dumps(value, indent=2)}\n")
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        _print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

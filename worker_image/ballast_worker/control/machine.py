@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device and the host memory of this worker: what is there, and how it is taken once the plan is accepted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ballast_contract.config import WorkerConfig
+from ballast_contract.reasons import Reason
+from ballast_worker.control import hostbudget
+from ballast_worker.control.models import Failure
+from ballast_worker.control.parts import Parts, reserve
+from ballast_worker.device.backend import Backend, DeviceError, DeviceUnavailableError
+from ballast_worker.device.budget import Budget, BudgetError, resolve
+from ballast_worker.device.cpu import CpuBackend
+from ballast_worker.device.plan import SCRATCH, Plan
+from ballast_worker.device.probe import DeviceFacts, describe, driver_used
+from ballast_worker.host.pool import HostPool
+from ballast_worker.serving.catalog import Catalog
+from ballast_worker.serving.journal import Journal
+
+CONTEXT_BYTES: Final = {"cpu": 0, "cuda": 768 << 20}
+"""Planned for driver context and libraries until a builder has measured them."""
+
+_LOCKED_SHARE: Final = 512
+"""The driver takes 2 MiB of device memory per GiB of page-locked host memory."""
+
+
+class Machine:
+    """The device as found at start, before anything was allocated on it.
+
+    Attributes:
+        budget: device memory of the whole process.
+        context: planned for driver context and libraries, in bytes.
+        fault: why the device cannot be used at all, or None.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._facts = DeviceFacts(kind=config.backend, name="")
+        self.budget = Budget(0, "the device cannot be used", "unset")
+        self.context = CONTEXT_BYTES[config.backend]
+        self.fault: Failure | None = None
+        try:
+            self._facts = describe(config.backend, config.device.ordinal)
+            self.budget = resolve(config.device.budget, config.device.reserve, self._facts)
+        except DeviceUnavailableError as error:
+            self.fault = Failure(Reason.INSUFFICIENT_DEVICE_MEMORY, f"the device cannot be used: {error}")
+        except BudgetError as error:
+            self.fault = Failure(Reason.INVALID_SPEC, str(error))
+
+    def overhead(self, host_bytes: int) -> int:
+        """Device memory that the arena's allocation and page-locked host memory take besides, in bytes."""
+        if self._config.backend == "cpu":
+            return 0
+        from ballast_worker.device.cuda import CudaBackend  # noqa: PLC0415 - only a worker on cuda has its packages
+
+        return CudaBackend.overhead_bytes + host_bytes // _LOCKED_SHARE
+
+    def process_bytes(self) -> int | None:
+        """Device memory of this process as the driver counts it; None where that cannot be told."""
+        return driver_used(self._facts)
+
+    def reserve(
+        self, plan: Plan, host_bytes: int | None, catalog: Catalog, journal: Journal, changed: Callable[[], None]
+    ) -> Parts:
+        """Take what the plan says; see `parts.reserve` for what is raised. Blocks for as long as the driver takes."""
+        config = self._config
+        if config.backend == "cuda" and self._facts.total_bytes:
+            # Read when JAX's client is made, which is when the backend's device is asked for first.
+            os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true"
+            os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{plan.line(SCRATCH) / self._facts.total_bytes:.9f}"
+        return reserve(
+            config,
+            plan,
+            backend=self._backend(),
+            open_store=lambda: self._open_store(host_bytes),
+            catalog=catalog,
+            journal=journal,
+            changed=changed,
+        )
+
+    def host_bytes(self, weights: int, arena: int) -> int | Failure | None:
+        """Budget of the host pool in bytes, None for unlimited; or why the configured one cannot be had.
+
+        Args:
+            weights: bytes of all models that are assigned now; a worker without an operator keeps no more.
+            arena: bytes of the arena, which on cpu is host memory too.
+        """
+        config = self._config
+        process = arena if config.backend == "cpu" else 0
+        facts = hostbudget.describe(self._pool())
+        failure = hostbudget.check(config.host, facts, process=process)
+        if failure is not None:
+            return failure
+        return hostbudget.resolve(config.host, facts, process=process, useful=None if config.managed else weights)
+
+    def failure(self, error: BaseException) -> Failure:
+        """Why the plan could not be carried out, in words of the closed list."""
+        match error:
+            case DeviceError():
+                return Failure(Reason.INSUFFICIENT_DEVICE_MEMORY, str(error))
+            case OSError():
+                return Failure(Reason.INVALID_SPEC, str(error))
+        return Failure(Reason.LOAD_FAILED_WILL_RETRY, f"{type(error).__name__}: {error}")
+
+    def _backend(self) -> Backend:
+        if self._config.backend == "cpu":
+            return CpuBackend()
+        from ballast_worker.device.cuda import CudaBackend  # noqa: PLC0415
+
+        return CudaBackend(self._config.device.ordinal)
+
+    def _pool(self) -> Path:
+        """The pool's directory: shared by the node's workers as it is configured, else one below for this worker."""
+        host = self._config.host
+        return host.directory if host.sharing == "node" else host.directory / self._config.name
+
+    def _open_store(self, host_bytes: int | None) -> HostPool:
+        host = self._config.host
+        return HostPool(
+            directory=self._pool(), budget=host_bytes, segment_bytes=host.segment_bytes, mode=int(host.file_mode, 8)
+        )

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ballast-worker`: serve, or look at what a worker would do or does."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from ballast_contract.config import ConfigError, WorkerConfig, load
+from ballast_contract.validation import RENAMED, nearest
+from ballast_worker.control import logs
+
+EXIT_USAGE: Final = 2
+
+_EXAMPLES: Final = """\
+examples:
+  ballast-worker --config worker.yaml          serve what the file says
+  ballast-worker --config worker.yaml plan     the device memory plan that a start would use
+  ballast-worker check-config worker.yaml      is the file right? prints it with every default
+  ballast-worker explain --model minilm        why was it loaded, evicted or refused? (asks the running worker)
+  ballast-worker regions                       which host copies are there?
+
+Every key of the file may also come from the environment: BALLAST_DEVICE_BUDGET=48g is device.budget.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know and names the nearest thing that it does."""
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As the base class, with a hint for unknown options."""
+        args = sys.argv[1:] if args is None else args
+        known = self._options()
+        for argument in args:
+            word = argument.split("=", maxsplit=1)[0]
+            if word.startswith("--") and word not in known:
+                self.error(self._unknown(word))
+        return super().parse_args(args, namespace)
+
+    def _unknown(self, word: str) -> str:
+        name = word.lstrip("-").replace("-", "_")
+        if name in RENAMED:
+            return f"unknown option '{word}': its name here is {RENAMED[name]} in the configuration file"
+        hint = nearest(word, self._options())
+        return f"unknown option '{word}'" + (f": did you mean '{hint}'?" if hint else "")
+
+    def _options(self) -> list[str]:
+        found: list[str] = []
+        for action in self._actions:
+            found += action.option_strings
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - there is no public way to the list
+                for name, parser in action.choices.items():
+                    found += [name, *(o for inner in parser._actions for o in inner.option_strings)]  # noqa: SLF001
+        return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    command = parsed.command or "serve"
+    try:
+        config = load(getattr(parsed, "file", None) or parsed.config, os.environ)
+    except ConfigError as error:
+        sys.stderr.write(f"ballast-worker: {error}\n")
+        return EXIT_USAGE
+    if command == "serve":
+        return _serve(config)
+    from ballast_worker.control import commands  # noqa: PLC0415 - serving does not need it
+
+    code: int = commands.run(command, config, parsed)
+    return code
+
+
+def _serve(config: WorkerConfig) -> int:
+    logs.configure()
+    prepare_process(config)
+    from ballast_worker.control.process import StateInUseError, WorkerProcess  # noqa: PLC0415 - imports JAX
+
+    try:
+        process = WorkerProcess(config)
+    except (OSError, StateInUseError) as error:
+        sys.stderr.write(f"ballast-worker: {error}\n")
+        return EXIT_USAGE
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: process.worker.terminate())
+    return process.run()
+
+
+def prepare_process(config: WorkerConfig) -> None:
+    """What has to be set before JAX is imported: the platform, full integer width, short turns of Python threads."""
+    os.environ["JAX_PLATFORMS"] = config.backend
+    os.environ["JAX_ENABLE_X64"] = "1"
+    # Beside one busy Python thread a 0.1 ms execution takes 10 ms at the default interval.
+    sys.setswitchinterval(1e-4)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="ballast-worker",
+        description="Serves many models on one device: weights are swapped in from host memory when they are called.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML); without one, defaults")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    commands.add_parser("serve", help="serve until terminated (the default)", allow_abbrev=False)
+    plan = commands.add_parser("plan", help="print the device memory plan that a start would use", allow_abbrev=False)
+    plan.add_argument("--json", action="store_true", help="as JSON")
+    check = commands.add_parser(
+        "check-config", help="check a configuration file and print it in full", allow_abbrev=False
+    )
+    check.add_argument("file", type=Path, metavar="FILE", nargs="?", help="instead of --config")
+    explain = commands.add_parser("explain", help="the last decisions of a running worker", allow_abbrev=False)
+    explain.add_argument("--model", default="", metavar="NAME", help="only of this model")
+    explain.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
+    explain.add_argument("--json", action="store_true", help="as JSON")
+    regions = commands.add_parser("regions", help="the host copies on this node", allow_abbrev=False)
+    regions.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+def run() -> NoReturn:
+    """Entry for `python -m`."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts that serve, put together once the plan is accepted and taken apart when the worker ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ballast_contract.config import WorkerConfig
+from ballast_worker.control.observed import ObservedEngine
+from ballast_worker.control.planning import DEPTH
+from ballast_worker.device.arena_memory import ArenaMemory
+from ballast_worker.device.backend import Backend
+from ballast_worker.device.gate import UploadGate
+from ballast_worker.device.plan import SCRATCH, Plan
+from ballast_worker.host.pool import HostPool
+from ballast_worker.residency.demand import Refusal
+from ballast_worker.residency.loader import ThreadedLoader
+from ballast_worker.residency.manager import ResidencyManager
+from ballast_worker.serving.catalog import Catalog
+from ballast_worker.serving.engine import DeviceEngine
+from ballast_worker.serving.frontend import Frontend, FrontendThread, run_in_thread
+from ballast_worker.serving.journal import Journal
+
+_log = logging.getLogger(__name__)
+
+
+class _Listener:
+    """Residency's listener: the engine, and whoever reports."""
+
+    def __init__(self, engine: DeviceEngine, changed: Callable[[], None]) -> None:
+        self._engine, self._changed = engine, changed
+
+    def loaded(self, model: str) -> None:
+        """See `Listener.loaded`."""
+        self._engine.loaded(model)
+        self._changed()
+
+    def refused(self, model: str, refusal: Refusal) -> None:
+        """See `Listener.refused`."""
+        self._engine.refused(model, refusal)
+        self._changed()
+
+    def changed(self, model: str) -> None:
+        """See `Listener.changed`."""
+        self._engine.changed(model)
+        self._changed()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that serves.
+
+    Attributes:
+        device: the jax.Device.
+        memory: the arena.
+        store: the host pool.
+        loader: the threads between them.
+        residency: on the device thread.
+        engine: the device thread, observed.
+        frontend: the protocols.
+    """
+
+    device: Any
+    backend: Backend
+    memory: ArenaMemory
+    store: HostPool
+    loader: ThreadedLoader
+    residency: ResidencyManager
+    engine: ObservedEngine
+    frontend: FrontendThread
+
+    def stop(self, *, grace_seconds: float) -> None:
+        """Answer what is under way within the grace, refuse the rest, and give everything back."""
+        self.frontend.stop(grace_seconds=grace_seconds)
+        self.engine.stop(drain_seconds=0.0)
+        self.loader.close()
+        self.memory.close()
+        self.store.close()
+
+
+def reserve(
+    config: WorkerConfig,
+    plan: Plan,
+    *,
+    backend: Backend,
+    open_store: Callable[[], HostPool],
+    catalog: Catalog,
+    journal: Journal,
+    changed: Callable[[], None],
+) -> Parts:
+    """Take what the plan says, once, and start to listen. What was taken is given back when something cannot be had.
+
+    Args:
+        config: of the worker.
+        plan: an accepted one.
+        backend: the device, nothing allocated yet.
+        open_store: opens the host pool: its memory is mapped and locked here, before anything is served.
+        catalog: what clients may call.
+        journal: told around each dispatch.
+        changed: a model's tier or state is another now; called on the device thread.
+
+    Raises:
+        DeviceError: the device does not have what was planned.
+        HostPoolError: the host pool cannot be used.
+        OSError: a port cannot be had.
+    """
+    with contextlib.ExitStack() as undo:
+        gate = UploadGate()
+        memory = ArenaMemory(backend, plan.arena, gate=gate)
+        undo.callback(memory.close)
+        store = open_store()
+        undo.callback(store.close)
+        engine = DeviceEngine(
+            device=backend.device, gate=gate, max_queue=config.serving.max_queue, depth=DEPTH, journal=journal
+        )
+        loader = ThreadedLoader(memory=memory, store=store, post=engine.post)
+        undo.callback(loader.close)
+        residency = ResidencyManager(
+            memory=memory,
+            store=store,
+            demand=engine,
+            listener=_Listener(engine, changed),
+            post=engine.post,
+            loader=loader,
+            scratch_limit=plan.line(SCRATCH),
+        )
+        engine.start(residency)
+        undo.callback(engine.stop, drain_seconds=0.0)
+        observed = ObservedEngine(engine)
+        frontend = run_in_thread(Frontend(config.serving, observed, catalog))
+        undo.pop_all()
+        return Parts(backend.device, backend, memory, store, loader, residency, observed, frontend)

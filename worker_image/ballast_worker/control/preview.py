@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan that a start would use, made without starting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ballast_contract.config import WorkerConfig
+from ballast_worker.build.local import LocalBuilder
+from ballast_worker.build.store import ExecutableStore
+from ballast_worker.bundle.errors import BundleError
+from ballast_worker.control import planning
+from ballast_worker.control.assignment import AssignedModel, AssignmentError, AssignmentFile
+from ballast_worker.control.machine import Machine
+from ballast_worker.control.models import Built, Failure
+from ballast_worker.control.planning import DeviceLimits
+from ballast_worker.control.preparation import Workshop, inspect
+from ballast_worker.control.standalone import Folder
+from ballast_worker.device.plan import Plan, make_plan
+
+
+class PreviewError(Exception):
+    """No plan can be made; the message says why."""
+
+
+def plan(config: WorkerConfig, *, say: Callable[[str], None]) -> tuple[Plan, dict[str, Failure]]:
+    """Inspect and build what would be served, and plan for it.
+
+    Returns:
+        The plan, and the models that it leaves out because they would be refused alone.
+
+    Raises:
+        PreviewError: the device, the folder or the configuration allows no plan.
+    """
+    machine = Machine(config)
+    if machine.fault is not None:
+        raise PreviewError(machine.fault.message)
+    limits = DeviceLimits(config, machine.budget, machine.context, machine.overhead(0))
+    workshop = Workshop(
+        config, LocalBuilder(ExecutableStore(config.executable_store), parallelism=config.build.parallelism)
+    )
+    built: dict[str, Built] = {}
+    refused: dict[str, Failure] = {}
+    specs = {spec.name: spec for spec in _specs(config)}
+    for name, spec in specs.items():
+        found = _prepare(config, spec, workshop, limits, say)
+        if isinstance(found, Failure):
+            refused[name] = found
+        else:
+            built[name] = found
+    weights = sum(one.bundle.layout.nbytes for one in built.values())
+    host = machine.host_bytes(weights, 0)
+    inputs = planning.plan_inputs(
+        config,
+        budget=machine.budget,
+        context=machine.context,
+        overhead=machine.overhead(host if isinstance(host, int) else 0),
+        models=planning.wanted(built, {name: spec.residency for name, spec in specs.items()}),
+    )
+    return make_plan(inputs), refused
+
+
+def _specs(config: WorkerConfig) -> tuple[AssignedModel, ...]:
+    if config.managed:
+        return AssignmentFile(config.state_directory.expanduser()).load().models
+    try:
+        return Folder(config).scan()
+    except AssignmentError as error:
+        raise PreviewError(str(error)) from error
+
+
+def _prepare(
+    config: WorkerConfig, spec: AssignedModel, workshop: Workshop, limits: DeviceLimits, say: Callable[[str], None]
+) -> Built | Failure:
+    try:
+        bundle = inspect(spec.uri, spec.digest, config.stores)
+    except BundleError as error:
+        return Failure.of(error)
+    failure = limits.check_bytes(bundle)
+    if failure is not None:
+        return failure
+    found = workshop.build(
+        bundle, memory_bytes=limits.build_memory(), progress=lambda text: say(f"{spec.name}: {text}")
+    )
+    return found if isinstance(found, Failure) else limits.check_built(found, ()) or found
