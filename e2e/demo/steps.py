@@ -50,7 +50,7 @@ def images() -> Images:
 
 def build_models(say: Say) -> None:
     """Make the sample bundles from real weights; what is up to date is kept."""
-    command = [sys.executable, SAMPLES / "models" / "build.py", "--out", MODELS]
+    command = [sys.executable, SAMPLES / "models" / "build.py", "--out", MODELS, "--variants", "5"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     tail = []
     for line in process.stdout or ():
@@ -175,14 +175,10 @@ def infer_url(service: str, model: str, *, namespace: str = NAMESPACE) -> str:
 def embedding_request(sentences: Sequence[str]) -> dict[str, Any]:
     """An Open Inference Protocol request for sentence embeddings, tokenised for the MiniLM models."""
     sys.path.insert(0, str(SAMPLES / "models"))
-    from wordpiece import Tokenizer  # noqa: PLC0415 - lives beside the samples, not on the path of the demo
+    from wordpiece import WordPiece  # noqa: PLC0415 - lives beside the samples, not on the path of the demo
 
-    tokenizer = Tokenizer.load()
-    rows = [tokenizer.encode(sentence) for sentence in sentences]
-    width = max(len(row) for row in rows)
-    ids = [row + [0] * (width - len(row)) for row in rows]
-    mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-    shape = [len(rows), width]
+    ids, mask = WordPiece.from_file(MODELS / "minilm.vocab.txt").encode_batch(sentences)
+    shape = [len(ids), len(ids[0])]
     return {
         "inputs": [
             {"name": "input_ids", "datatype": "INT32", "shape": shape, "data": ids},

@@ -21,7 +21,7 @@ def cells(text, kind):
     names = header.split()
     return [
         {
-            name: row[start : (starts + [len(row)])[n + 1]].strip()
+            name: row[start : [*starts, len(row)][n + 1]].strip()
             for n, (name, start) in enumerate(zip(names, starts, strict=True))
         }
         for row in rows
