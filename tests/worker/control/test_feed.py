@@ -13,7 +13,8 @@ from ballast_worker.control.assignment import AssignedModel
 from ballast_worker.control.feed import Feed
 from ballast_worker.control.models import ModelView, Stage
 from ballast_worker.control.report import Condition, Phase, WorkerView, difference, worker_state
-from ballast_worker.device.plan import Plan
+from ballast_worker.device.budget import Budget
+from ballast_worker.device.plan import PlanInputs, make_plan
 
 
 class Holder:
@@ -110,10 +111,12 @@ def test_a_watcher_that_fell_behind_what_is_kept_gets_a_full_state(holder):
 def test_a_plan_is_told_by_a_full_state(holder):
     stream = holder.watch()
     next(stream)
-    holder.set(plan=Plan(budget=100, lines=(), fits=False, minimum=150, shortfall=50))
+    budget = Budget(100, "configured", "100")
+    refused = make_plan(PlanInputs(budget=budget, context=0, code=0, scratch=150, models=()))
+    holder.set(plan=refused)
     message = next(stream)
     assert message.WhichOneof("event") == "full"
-    assert message.full.plan.shortfall_bytes == 50
+    assert message.full.plan.shortfall_bytes == refused.shortfall > 0
 
 
 def test_closing_ends_the_streams(holder):

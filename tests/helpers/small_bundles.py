@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles that are small, quick to build and of any weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ballast_worker.bundle.reader import Bundle
+from ballast_worker.bundle.writer import pack_bundle
+
+
+def pack_small(
+    path: Path, *, mebibytes: float = 0.001, factor: float = 2.0, max_batch: int = 2, name: str = ""
+) -> Bundle:
+    """`y = x * factor` for rows of four, with ballast weights of so many MiB that the output depends on."""
+    elements = max(4, int(mebibytes * (1 << 20)) // 4)
+
+    def function(parameters, x):
+        return x * parameters["factor"] + parameters["ballast"][0]
+
+    return pack_bundle(
+        path,
+        name=name or path.name,
+        function=function,
+        parameters={"factor": np.full(4, factor, np.float32), "ballast": np.zeros(elements, np.float32)},
+        inputs=[("x", np.float32, ("batch", 4))],
+        batch_dimension="batch",
+        max_batch=max_batch,
+        output_names=["y"],
+    )

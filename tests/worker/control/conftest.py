@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small real bundles, configurations and workers for the tests of control."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.small_bundles import pack_small
+
+from ballast_contract.config import WorkerConfig
+from ballast_worker.bundle.reader import Bundle
+
+PORTS = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "control_port", "introspection_port"), 0)
+
+
+@pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return pack_small(tmp_path_factory.mktemp("bundles") / "small")
+
+
+@pytest.fixture(scope="session")
+def executables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One executable store for the whole run: equal bundles are built once."""
+    return tmp_path_factory.mktemp("executables")
+
+
+@pytest.fixture
+def config_for(tmp_path, executables):
+    """A worker's configuration: all ports free, everything below the test's directory."""
+
+    def make(**sections) -> WorkerConfig:
+        base = {
+            "name": "w",
+            "executable_store": str(executables),
+            "state_directory": str(tmp_path / "state"),
+            "serving": {**PORTS, "host": "127.0.0.1", **sections.pop("serving", {})},
+            "host": {"directory": str(tmp_path / "shm"), "segment_bytes": "2m", **sections.pop("host", {})},
+        }
+        return WorkerConfig.model_validate({**base, **sections})
+
+    return make

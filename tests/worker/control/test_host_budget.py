@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's side of the plan: what a budget resolves to, and what is refused at start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ballast_contract.config import Host
+from ballast_contract.reasons import Reason
+from ballast_worker.control.hostbudget import PROCESS_BYTES, HostFacts, check, describe, resolve
+
+MI = 1 << 20
+FACTS = HostFacts(Path("/dev/shm"), 64 * MI, 64 * MI, None, PROCESS_BYTES + 1024 * MI)
+
+
+def host(**fields):
+    return Host.model_validate({"segment_bytes": "4m", **fields})
+
+
+@pytest.mark.parametrize(
+    ("config", "useful", "budget"),
+    [
+        (host(budget="unlimited"), None, None),
+        (host(budget="48m"), None, 48 * MI),
+        (host(budget="48m", workers=2), None, 24 * MI),
+        (host(budget="48m", workers=2, sharing="node"), None, 48 * MI),
+        (host(budget="0"), None, 0),
+        (host(budget="auto"), None, 64 * MI),
+        (host(budget="auto", workers=3), None, 20 * MI),
+        (host(budget="auto"), 5 * MI, 8 * MI),
+        (host(budget="auto"), 0, 0),
+    ],
+)
+def test_what_a_budget_means(config, useful, budget):
+    assert resolve(config, FACTS, process=0, useful=useful) == budget
+
+
+def test_an_automatic_budget_leaves_the_process_its_memory():
+    assert resolve(host(), replace(FACTS, free=PROCESS_BYTES + 30 * MI), process=10 * MI, useful=None) == 20 * MI
+    assert resolve(host(), replace(FACTS, free=MI), process=0, useful=None) == 0
+
+
+def test_a_budget_larger_than_the_mount_is_refused_with_what_to_set():
+    """B16: a mount of 64 MiB, the default of a container, and a budget of 128 MiB."""
+    failure = check(host(budget="128m"), FACTS, process=0)
+    assert failure.reason is Reason.SHM_TOO_SMALL
+    for part in ("/dev/shm", str(64 * MI), str(128 * MI), "host.budget to 64Mi", "at least 128Mi"):
+        assert part in failure.message
+
+
+def test_a_budget_over_the_memory_limit_is_refused_with_what_to_set():
+    facts = replace(FACTS, limit=100 * MI)
+    failure = check(host(budget="64m"), facts, process=50 * MI)
+    assert failure.reason is Reason.INSUFFICIENT_HOST_MEMORY
+    for part in ("114Mi", "50Mi", "workers.resources.limits.memory"):
+        assert part in failure.message
+    assert check(host(budget="50m"), facts, process=50 * MI) is None
+
+
+@pytest.mark.parametrize("budget", ["auto", "unlimited", "0"])
+def test_what_is_not_a_size_is_never_refused(budget):
+    assert check(host(budget=budget), replace(FACTS, mount_total=0, limit=1), process=MI) is None
+
+
+def machine(root, limit, used):
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {8 * MI // 1024} kB\n")
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
+    (root / "sys/fs/cgroup/memory.current").write_text(f"{used}\n")
+    return root
+
+
+def test_the_limit_of_a_container_is_read(tmp_path):
+    facts = describe(tmp_path / "pool", root=machine(tmp_path, 6 * MI, 2 * MI))
+    assert (facts.limit, facts.free) == (6 * MI, 4 * MI)
+
+
+@pytest.mark.parametrize("unlimited", ["max", 1 << 63])
+def test_without_a_limit_the_machine_counts(tmp_path, unlimited):
+    facts = describe(tmp_path / "pool", root=machine(tmp_path, unlimited, 0))
+    assert (facts.limit, facts.free) == (None, 8 * MI)
+
+
+def test_what_the_pool_holds_already_is_not_counted_against_it(tmp_path):
+    (tmp_path / "pool").mkdir()
+    before = describe(tmp_path / "pool")
+    (tmp_path / "pool" / "segment").write_bytes(b"x" * 16 * MI)
+    after = describe(tmp_path / "pool")
+    assert abs(after.mount_free - before.mount_free) < 8 * MI

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see first: logs in the form that suits, and a command line that helps."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+import yaml
+
+from ballast_worker.control import logs, main
+from ballast_worker.control.logs import HumanFormatter, JsonFormatter
+
+
+def record(message="hello %s", *args, level=logging.INFO, **extra):
+    made = logging.LogRecord("ballast", level, __file__, 1, message, args or ("you",), None)
+    vars(made).update(extra)
+    return made
+
+
+def test_a_machine_reads_json_with_every_extra_field():
+    line = json.loads(JsonFormatter().format(record(event="device.plan", lines={"code": 3})))
+    assert line["message"] == "hello you"
+    assert line["level"] == "info"
+    assert line["event"] == "device.plan"
+    assert line["lines"] == {"code": 3}
+    assert line["time"].endswith("Z")
+
+
+def test_an_exception_stays_on_the_line_of_its_record():
+    try:
+        int("broken")
+    except ValueError as error:
+        made = record()
+        made.exc_info = (type(error), error, error.__traceback__)
+    text = JsonFormatter().format(made)
+    assert "\n" not in text
+    assert "ValueError: invalid literal" in json.loads(text)["exception"]
+
+
+def test_people_read_short_lines():
+    text = HumanFormatter().format(record(level=logging.WARNING))
+    assert text.endswith("warning: hello you")
+    assert "{" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--confg", "x.yaml"], "did you mean '--config'?"),
+        (["plan", "--jsn"], "did you mean '--json'?"),
+        (["--mem-fraction=0.9"], "its name here is device.budget"),
+        (["serv"], "invalid choice: 'serv'"),
+    ],
+)
+def test_what_the_command_line_does_not_know_is_refused_with_a_hint(arguments, hint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main.main(arguments)
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_check_config_prints_every_default(tmp_path, capsys):
+    (tmp_path / "w.yaml").write_text("device: {budget: 48g}\n")
+    assert main.main(["check-config", str(tmp_path / "w.yaml")]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["device"]["budget"] == 48 << 30
+    assert shown["serving"]["httpPort"] == 8000
+    assert main.main(["--config", str(tmp_path / "w.yaml"), "check-config"]) == 0
+
+
+@pytest.mark.parametrize("typo", ["devise: {}", "device: {bugdet: 3}", "serving: {httpPrt: 1}"])
+def test_a_misspelled_key_is_refused_with_the_nearest(tmp_path, typo, capsys):
+    """B30: one letter off, at any depth."""
+    (tmp_path / "w.yaml").write_text(typo)
+    assert main.main(["check-config", str(tmp_path / "w.yaml")]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_the_environment_overrides_the_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("BALLAST_DEVICE_BUDGET", "2g")
+    (tmp_path / "w.yaml").write_text("device: {budget: 48g}\n")
+    main.main(["check-config", str(tmp_path / "w.yaml")])
+    assert yaml.safe_load(capsys.readouterr().out)["device"]["budget"] == 2 << 30
+
+
+def test_asking_a_worker_that_does_not_run_says_where_it_was_looked_for(capsys, monkeypatch):
+    monkeypatch.setenv("BALLAST_SERVING_INTROSPECTION_PORT", "1")
+    assert main.main(["explain"]) == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["--help"])
+    assert "ballast-worker --config worker.yaml plan" in capsys.readouterr().out
+
+
+def test_logs_go_to_the_stream_in_its_form():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    try:
+        logs.configure(stream)
+        logging.getLogger("ballast_worker.x").info("hello", extra={"event": "e"})
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    assert json.loads(stream.getvalue())["event"] == "e"
