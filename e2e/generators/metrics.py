@@ -3,14 +3,15 @@
 
 A declaration is a call with the metric's name and its meaning as literals next to each other, or a tuple that begins with
 both, in a table of metrics of each model. The kind follows from the words `counter`, `gauge` and `histogram` in what is
-called; the labels are a literal argument, or `model` where the call is named `_by_model`.
+called; the labels are a tuple or list among the arguments, a name that was assigned one, or `model` where the call is named
+`_by_model`.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from e2e.generators.markdown import code, page, table
 
 _NAME = re.compile(r"(worker|ballast_operator)_[a-z0-9_]+")
+_LABELS = {"labels", "labelnames"}
 _SIDES = (("Workers", "worker_image/ballast_worker"), ("Operator", "operator/ballast_operator"))
 
 
@@ -52,25 +54,35 @@ def declared(folder: Path) -> list[Metric]:
     found = {
         metric.name: metric
         for path in sorted(folder.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        for metric in _metrics(node)
+        for metric in _of_module(ast.parse(path.read_text(encoding="utf-8")))
     }
     return [found[name] for name in sorted(found)]
 
 
-def _metrics(node: ast.AST) -> Iterator[Metric]:
-    if isinstance(node, ast.Tuple):
-        parts, called, keywords = node.elts[:2], "", {}
-    elif isinstance(node, ast.Call):
-        parts, called = node.args, " ".join(ast.unparse(part) for part in (node.func, *node.args[:1]))
-        keywords = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
-    else:
-        return
-    for name, words in pairwise([_literal(part) for part in parts]):
-        if isinstance(name, str) and isinstance(words, str) and _NAME.fullmatch(name):
+def _of_module(tree: ast.Module) -> Iterator[Metric]:
+    assigned = {
+        target.id: _labels(node.value, {})
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Tuple):
+            yield from _metrics(node.elts[:2], "", ("model",))
+        elif isinstance(node, ast.Call):
+            called = " ".join(ast.unparse(part) for part in (node.func, *node.args[:1]))
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in _LABELS)]
+            labels = next((found for part in arguments if (found := _labels(part, assigned))), ())
+            yield from _metrics(node.args, called, ("model",) if called.startswith("_by_model") else labels)
+
+
+def _metrics(parts: Sequence[ast.expr], called: str, labels: tuple[str, ...]) -> Iterator[Metric]:
+    for name, words in pairwise([_text(part) for part in parts]):
+        if name and words and _NAME.fullmatch(name):
             kind = _kind(called, name)
             full = f"{name}_total" if kind == "counter" and not name.endswith("_total") else name
-            yield Metric(full, kind, _labels(node, called, keywords), words)
+            yield Metric(full, kind, labels, words)
 
 
 def _kind(called: str, name: str) -> str:
@@ -80,16 +92,18 @@ def _kind(called: str, name: str) -> str:
     return "counter" if name.endswith("_total") else "gauge"
 
 
-def _labels(node: ast.Tuple | ast.Call, called: str, keywords: dict[str | None, object]) -> tuple[str, ...]:
-    if isinstance(node, ast.Tuple) or called.startswith("_by_model"):
-        return ("model",)
-    given = [keywords.get("labels"), keywords.get("labelnames"), *(_literal(part) for part in node.args)]
-    lists = [part for part in given if isinstance(part, tuple | list)]
-    return tuple(str(label) for label in lists[0]) if lists else ()
+def _labels(node: ast.expr, assigned: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The texts of a tuple or list; empty for anything else."""
+    if isinstance(node, ast.Starred):
+        return _labels(node.value, assigned)
+    if isinstance(node, ast.Name):
+        return assigned.get(node.id, ())
+    if isinstance(node, ast.Tuple | ast.List):
+        parts = (_labels(part, assigned) or (_text(part),) for part in node.elts)
+        return tuple(label for part in parts for label in part if label)
+    return ()
 
 
-def _literal(node: ast.expr) -> object:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
+def _text(node: ast.expr) -> str:
+    """A literal text; empty for anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
