@@ -118,7 +118,7 @@ class Elector:
         return default if value is None else value
 
     def _write(self, *, create: bool) -> Write:
-        stamp = _micro_time(self._now())
+        stamp = micro_time(self._now())
         held = int(str(self._spec("leaseTransitions", 0)))
         epoch = min(max(held if self.leading else held + 1, self._floor), _MAX_TRANSITIONS)
         spec = {
@@ -139,6 +139,6 @@ def _version(lease: Object | None) -> str:
     return "" if lease is None else str(lease["metadata"].get("resourceVersion"))
 
 
-def _micro_time(moment: dt.datetime) -> str:
+def micro_time(moment: dt.datetime) -> str:
     """A MicroTime: always six digits, which isoformat leaves out at zero by default."""
     return moment.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

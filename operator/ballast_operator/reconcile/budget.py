@@ -12,7 +12,7 @@ from ballast_contract.reasons import Reason
 from ballast_operator.api.weightbudget import CompactionMode, WeightBudgetSpec
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
-from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS, MODELS
+from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS
 from ballast_operator.placement.cadence import compaction_due
 from ballast_operator.reconcile import assigning, budget_status, commands, crew, deletion, demand, naming, placing, pods
 from ballast_operator.reconcile.bundles import Bundles
@@ -302,9 +302,6 @@ class BudgetReconciler:
         for state, count in states.items():
             metrics.workers.labels(*labels, state).set(count)
         metrics.models.labels(*labels).set(len(models))
-        cache = self._world.caches[MODELS]
-        objs = (cache.get(m.namespace, m.name) for m in models)
-        metrics.models_ready.labels(*labels).set(sum(_is_ready(obj) for obj in objs if obj is not None))
 
 
 def _wanted(obj: Object, spec: WeightBudgetSpec, template: Template) -> Wanted:
@@ -330,8 +327,3 @@ def _state(worker: Worker, *, ready: bool) -> str:
         return "ready"
     refused = worker.view is not None and worker.view.condition.failure.reason
     return "refused" if refused else "starting"
-
-
-def _is_ready(obj: Object) -> bool:
-    conditions = (obj.get("status") or {}).get("conditions", ())
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class ReconcileMetrics:
-    """Counters and gauges by pool; a pool that is gone leaves its series."""
+    """Counters and gauges by pool, and one gauge by model; what is gone has no gauges."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("namespace", "budget")
@@ -31,10 +33,10 @@ class ReconcileMetrics:
             registry=registry,
         )
         self.models = Gauge("ballast_operator_models", "InferenceModels of a pool", labels, registry=registry)
-        self.models_ready = Gauge(
-            "ballast_operator_models_ready",
-            "InferenceModels of a pool whose condition Ready is True",
-            labels,
+        self.model_ready = Gauge(
+            "ballast_operator_model_ready",
+            "1 when the condition Ready of an InferenceModel is True, else 0",
+            ("namespace", "name"),
             registry=registry,
         )
         self.workers = Gauge(
@@ -47,9 +49,14 @@ class ReconcileMetrics:
             "ballast_operator_status_writes_total", "Statuses written", ("kind", "urgency"), registry=registry
         )
 
+    def forget_model(self, namespace: str, name: str) -> None:
+        """Drop the series of a model that is gone."""
+        with contextlib.suppress(KeyError):
+            self.model_ready.remove(namespace, name)
+
     def forget(self, namespace: str, budget: str) -> None:
         """Drop the gauges of a pool that is gone."""
-        for gauge in (self.models, self.models_ready, self.workers):
+        for gauge in (self.models, self.workers):
             for labels in [s.labels for metric in gauge.collect() for s in metric.samples]:
                 if labels.get("namespace") == namespace and labels.get("budget") == budget:
                     gauge.remove(*labels.values())

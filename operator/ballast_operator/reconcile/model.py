@@ -51,6 +51,7 @@ class ModelReconciler:
         world = self._world
         obj = world.caches[MODELS].get(key.namespace, key.name)
         if obj is None or deleting(obj):
+            world.metrics.forget_model(key.namespace, key.name)
             return None  # nothing of ours holds it; what belongs to it goes with its owner
         budget = world.caches[BUDGETS].get(key.namespace, budget_name(obj))
         pool = None if budget is None else world.pool(key.namespace, budget["metadata"]["name"])
@@ -167,13 +168,15 @@ class ModelReconciler:
         uid = obj["metadata"]["uid"]
         waited = world.clock() - figures_at.get(uid, float("-inf"))
         model = situation.verdict
+        facts = model_status.facts(situation, existing.get("conditions", ()))
+        world.metrics.model_ready.labels(key.namespace, key.name).set(facts["Ready"].holds)
         pinned = isinstance(model, Model) and model.spec.residency.value != "unpinned"
         try:
             written = await write_status(
                 world,
                 MODELS,
                 current,
-                model_status.facts(situation, existing.get("conditions", ())),
+                facts,
                 model_status.body(situation, existing, moment=world.now()),
                 by=key,
                 urgent=(*_URGENT, "residency") if pinned else _URGENT,

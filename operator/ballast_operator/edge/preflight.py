@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to be true before anything is reconciled: definitions installed and current, rights granted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pydantic
+
+from ballast_contract import names
+from ballast_operator.api.inferencemodel import InferenceModelSpec
+from ballast_operator.api.weightbudget import WeightBudgetSpec
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.client import Client, Object
+from ballast_operator.cluster.permissions import OPTIONAL, PERMISSIONS, Permission
+from ballast_operator.cluster.resources import ACCESS_REVIEWS, BUDGETS, MODELS, Resource
+
+logger = logging.getLogger(__name__)
+
+
+class PreflightError(Exception):
+    """The operator cannot work here; the message says what to do."""
+
+
+async def check_rights(client: Client, namespaces: Sequence[str], lease_namespace: str) -> None:
+    """Ask the API server for every right that the operator uses.
+
+    Raises:
+        PreflightError: some are missing; all of them are named.
+    """
+    wanted: list[tuple[Permission, str, str | None]] = []
+    for permission in PERMISSIONS:
+        if permission.resource in OPTIONAL:
+            continue
+        scopes: Sequence[str | None] = [lease_namespace] if permission.scope == "own" else (namespaces or [None])
+        wanted += [(permission, verb, scope) for scope in scopes for verb in permission.verbs]
+    answers = await asyncio.gather(*(_allowed(client, *each) for each in wanted))
+    missing = [_spell(*each) for each, allowed in zip(wanted, answers, strict=True) if not allowed]
+    if missing:
+        raise PreflightError(
+            "the service account lacks rights that the operator needs: "
+            + "; ".join(missing)
+            + " (the chart grants them with rbac.create; see its Role or ClusterRole)"
+        )
+
+
+async def check_definitions(client: Client) -> list[str]:
+    """Look at the definitions that the API server has.
+
+    Returns:
+        Fields of this release that the installed definitions lack, in words; nothing when they are current.
+
+    Raises:
+        PreflightError: a definition is not installed.
+    """
+    try:
+        document = await client.get_path(f"/openapi/v3/apis/{names.API_GROUP}/{names.API_VERSION}")
+    except errors.NotFound as error:
+        raise PreflightError(
+            f"the definitions of {names.API_GROUP}/{names.API_VERSION} are not installed: apply crds/*.yaml, or install "
+            "the chart with crds.install"
+        ) from error
+    schemas = document.get("components", {}).get("schemas", {})
+    stale: list[str] = []
+    models: tuple[tuple[Resource, type[pydantic.BaseModel]], ...] = (
+        (MODELS, InferenceModelSpec),
+        (BUDGETS, WeightBudgetSpec),
+    )
+    for resource, model in models:
+        schema = next((s for s in schemas.values() if _is(s, resource.kind)), None)
+        if schema is None:
+            raise PreflightError(
+                f"the definition {resource.plural}.{resource.group} is not installed: apply crds/*.yaml"
+            )
+        properties = schema.get("properties", {}).get("spec", {}).get("properties", {})
+        stale += [f"{resource.kind} spec.{path}" for path in _missing(model, properties)]
+    if stale:
+        logger.warning(
+            "the installed definitions are of another release and lack %s: apply crds/*.yaml of this one",
+            ", ".join(stale),
+        )
+    return stale
+
+
+async def _allowed(client: Client, permission: Permission, verb: str, namespace: str | None) -> bool:
+    attributes = {
+        "group": permission.group,
+        "resource": permission.plural,
+        "subresource": permission.subresource,
+        "verb": verb,
+        **({"namespace": namespace} if namespace else {}),
+    }
+    review = {"metadata": {}, "spec": {"resourceAttributes": attributes}}
+    answer = await client.create(ACCESS_REVIEWS, review)
+    return bool(answer.get("status", {}).get("allowed"))
+
+
+def _spell(permission: Permission, verb: str, namespace: str | None) -> str:
+    where = f"in namespace {namespace}" if namespace else "in all namespaces"
+    return f"{verb} {permission.resource}{'.' + permission.group if permission.group else ''} {where}"
+
+
+def _is(schema: Object, kind: str) -> bool:
+    versions = schema.get("x-kubernetes-group-version-kind", ())
+    return any(v.get("kind") == kind and v.get("group") == names.API_GROUP for v in versions)
+
+
+def _missing(model: type[pydantic.BaseModel], properties: Object) -> list[str]:
+    found = []
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        if key not in properties:
+            found.append(key)
+            continue
+        inner = _model_of(field.annotation)
+        below = properties[key].get("properties")
+        if inner is not None and below is not None:
+            found += [f"{key}.{path}" for path in _missing(inner, below)]
+    return found
+
+
+def _model_of(annotation: Any) -> type[pydantic.BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    return None

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator as a whole: wait for the Lease, fill the caches, then watch and reconcile until told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import kopf
+from prometheus_client import CollectorRegistry, Gauge
+
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.access import Access
+from ballast_operator.cluster.client import Client, Object
+from ballast_operator.cluster.dispatch import Dispatcher, Key, Reconcile
+from ballast_operator.cluster.keeper import LeaseKeeper
+from ballast_operator.cluster.limiter import TokenBucket
+from ballast_operator.cluster.metrics import ClusterMetrics
+from ballast_operator.cluster.resources import Resource
+from ballast_operator.edge import handlers
+from ballast_operator.edge.arguments import Arguments, version
+from ballast_operator.edge.health import Health
+from ballast_operator.edge.preflight import check_definitions, check_rights
+from ballast_operator.edge.sweeper import Sweeper
+from ballast_operator.fleet.channel import Dial, channel
+from ballast_operator.fleet.fleet import Fleet, Notice
+from ballast_operator.reconcile.budget import BudgetReconciler
+from ballast_operator.reconcile.events import Events
+from ballast_operator.reconcile.metrics import ReconcileMetrics
+from ballast_operator.reconcile.model import ModelReconciler
+from ballast_operator.reconcile.options import Options
+from ballast_operator.reconcile.world import World
+
+logger = logging.getLogger(__name__)
+
+_STUCK_SECONDS: Final = 30.0
+"""A loop that has not turned for so long gives the Lease away."""
+
+_API_AWAY_SECONDS: Final = 2.0
+
+
+class Process:
+    """One operator process. `run` returns when `stop` is set, and raises when the process has to be started anew."""
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        *,
+        registry: CollectorRegistry,
+        health: Health,
+        on_lost: Callable[[str], None],
+        dial: Dial = channel,
+        options: Options | None = None,
+    ) -> None:
+        self._arguments = arguments
+        self._health = health
+        self._dial = dial
+        self._options = options or Options(worker_image=arguments.worker_image, version=version())
+        self._cluster_metrics = ClusterMetrics(registry)
+        self._reconcile_metrics = ReconcileMetrics(registry)
+        self._leader = Gauge("ballast_operator_leader", "1 while this process leads, else 0", registry=registry)
+        self._event_age = Gauge(
+            "ballast_operator_watch_event_age_seconds", "Time since the last event of any watch", registry=registry
+        )
+        self._fault = ""
+        self._last_event = time.monotonic()
+        self._event_age.set_function(lambda: time.monotonic() - self._last_event)
+        self._keeper = LeaseKeeper(
+            self._connect,
+            identity=arguments.identity,
+            namespace=arguments.lease_namespace,
+            name=arguments.lease_name,
+            on_lost=on_lost,
+            alive=lambda: health.loop_age() < _STUCK_SECONDS,
+        )
+        self._leader.set_function(lambda: float(self._keeper.epoch > 0))
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Lead when it is our turn, until `stop` is set.
+
+        Raises:
+            PreflightError: rights or definitions are missing.
+            Exception: a watch has ended for good; the process has to be started anew.
+        """
+        async with AsyncExitStack() as stack:
+            self._spawn(stack, self._beat(), "heartbeat")
+            self._health.stage = "waiting for the Lease"
+            self._keeper.start()
+            stack.callback(self._keeper.stop)
+            if not await self._acquired(stop):
+                return
+            client = await self._connect()
+            stack.push_async_callback(client.close)
+            self._health.stage = "checking definitions and rights"
+            await self._patiently(lambda: check_definitions(client), stop)
+            await self._patiently(
+                lambda: check_rights(client, self._arguments.namespaces, self._arguments.lease_namespace), stop
+            )
+            if not stop.is_set():
+                await self._lead(client, stack, stop)
+
+    async def _lead(self, client: Client, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        dispatcher: Dispatcher
+        world: World
+
+        def enqueue(key: Key, after: float) -> None:
+            dispatcher.queue.add(key, after=after)
+
+        def notify(notice: Notice) -> None:
+            world.notice(notice)
+
+        events = Events(client, instance=self._arguments.identity, clock=time.monotonic, now=_now)
+        fleet = Fleet(
+            epoch=lambda: self._keeper.epoch,
+            notify=notify,
+            on_epoch=self._keeper.raise_above,
+            dial=self._dial,
+        )
+        world = World(
+            client=client,
+            fleet=fleet,
+            events=events,
+            options=self._options,
+            metrics=self._reconcile_metrics,
+            enqueue=enqueue,
+            epoch=lambda: self._keeper.epoch,
+            clock=time.monotonic,
+            now=_now,
+            rng=random.Random(),  # noqa: S311 - names of pods
+        )
+        reconcilers: dict[str, Reconcile] = {
+            "model": ModelReconciler(world).reconcile,
+            "budget": BudgetReconciler(world).reconcile,
+        }
+        dispatcher = Dispatcher(
+            lambda key: reconcilers[key.kind](key),
+            metrics=self._cluster_metrics,
+            spacing=lambda key: _spacing(world, key),
+        )
+        self._health.longest_run = dispatcher.longest_run
+        sweeper = Sweeper(world, client, self._arguments.namespaces, self._cluster_metrics)
+        self._health.stage = "filling the caches"
+        await self._patiently(sweeper.fill, stop)
+        if stop.is_set():
+            return
+        stack.push_async_callback(world.close)
+        for work, name in ((fleet.run(), "fleet"), (sweeper.run(), "sweeper"), (dispatcher.run(), "dispatcher")):
+            self._spawn(stack, work, name, fatal=stop)
+        self._health.stage = f"leading with epoch {self._keeper.epoch}"
+        await kopf.operator(
+            registry=handlers.registry(lambda *event: self._observe(world, sweeper, *event), await self._access()),
+            settings=handlers.settings(),
+            standalone=True,
+            clusterwide=not self._arguments.namespaces,
+            namespaces=self._arguments.namespaces,
+            stop_flag=stop,
+        )
+        self._health.stage = "ending"
+        if self._fault:
+            raise RuntimeError(f"{self._fault} ended unexpectedly")
+
+    def _observe(self, world: World, sweeper: Sweeper, resource: Resource, type_: str | None, obj: Object) -> None:
+        self._last_event = time.monotonic()
+        world.observe(resource, type_, obj)
+        if type_ is None:
+            sweeper.relisted(resource)
+
+    async def _acquired(self, stop: asyncio.Event) -> bool:
+        while not self._keeper.acquired.is_set():
+            if stop.is_set():
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def _patiently(self, work: Callable[[], Coroutine[Any, Any, Any]], stop: asyncio.Event) -> None:
+        """Do something that needs the API server, waiting for it as long as it takes."""
+        while not stop.is_set():
+            try:
+                await work()
+            except errors.Unavailable as error:
+                logger.warning("the API server is waited for: %s", error)
+                await asyncio.sleep(_API_AWAY_SECONDS)
+            else:
+                return
+
+    async def _beat(self) -> None:
+        while True:
+            self._health.beat()
+            await asyncio.sleep(1.0)
+
+    def _spawn(
+        self, stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str, *, fatal: asyncio.Event | None = None
+    ) -> None:
+        task = asyncio.create_task(work, name=name)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            if fatal is not None and not done.cancelled():
+                logger.critical("%s ended unexpectedly", name, exc_info=done.exception())
+                self._fault = name
+                fatal.set()
+
+        async def cancel() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        task.add_done_callback(ended)
+        stack.push_async_callback(cancel)
+
+    async def _access(self) -> Access:
+        return await Access.load(self._arguments.kubeconfig, self._arguments.context)
+
+    async def _connect(self) -> Client:
+        rate = self._arguments.writes_per_second
+        writes = TokenBucket(rate=rate, burst=max(1, int(2 * rate)), clock=time.monotonic)
+        return Client(await self._access(), metrics=self._cluster_metrics, writes=writes)
+
+
+def _spacing(world: World, key: Key) -> float:
+    """Bursts of reports are taken together: a large pool is looked at as often as that costs a fifth of the time."""
+    if key.kind != "budget":
+        return 0.0
+    pool = world.pool(key.namespace, key.name)
+    return max(0.1, 4 * pool.seconds) if pool is not None else 0.0
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
