@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from ballast_operator.cluster.permissions import PERMISSIONS
+from ballast_operator.edge import arguments
 
 MONITORING = ("--api-versions", "monitoring.coreos.com/v1")
 DIGEST = "sha256:" + "a" * 64
@@ -271,3 +272,18 @@ def test_the_default_values_satisfy_their_own_schema(chart):
     schema = json.loads((chart / "values.schema.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
     jsonschema.validate(yaml.safe_load((chart / "values.yaml").read_text()), schema)
+
+
+@pytest.mark.parametrize("flags", [(), ("--set", "watchNamespaces={team-a,team-b}"), ("--set", "logging.format=json")])
+def test_the_operator_understands_what_the_chart_tells_it(helm, flags):
+    objects = helm.render(*flags)
+    (hook,) = of(objects, "Job")["spec"]["template"]["spec"]["containers"]
+    for command, told in (("run", container(objects)), ("strip-finalizers", hook)):
+        variables = {e["name"]: e["name"].lower() for e in told["env"]} | {"KUBERNETES_SERVICE_HOST": "api"}
+        understood = arguments.parse(told["args"], variables)
+        assert understood.command == command
+        assert understood.lease_name == "ballast"
+        assert understood.lease_namespace == "pod_namespace"
+        assert understood.identity.startswith("pod_name_pod_uid_")
+        assert understood.namespaces == (("team-a", "team-b") if "watchNamespaces" in str(flags) else ())
+    assert arguments.parse(container(objects)["args"], variables).port == 8080

@@ -72,8 +72,8 @@ class Source(Spec):
         ]
         | None
     ) = None
-    """digest is the digest of the bundle, as `ballast-bundle digest` prints it. Other bytes are refused. Without it the
-    bytes at the uri are taken as they are."""
+    """digest is sha256: and the SHA-256 of the bundle's manifest.yaml, which names the digests of all its files. Other bytes
+    are refused. Without it the bytes at the uri are taken as they are."""
 
 
 class Batching(Spec):
