@@ -26,7 +26,7 @@ from ballast_operator.cluster.resources import Resource
 from ballast_operator.edge import handlers
 from ballast_operator.edge.arguments import Arguments, version
 from ballast_operator.edge.health import Health
-from ballast_operator.edge.preflight import check_definitions, check_rights
+from ballast_operator.edge.preflight import PreflightError, check_definitions, check_rights
 from ballast_operator.edge.sweeper import Sweeper
 from ballast_operator.fleet.channel import Dial, channel
 from ballast_operator.fleet.fleet import Fleet, Notice
@@ -43,6 +43,8 @@ _STUCK_SECONDS: Final = 30.0
 """A loop that has not turned for so long gives the Lease away."""
 
 _API_AWAY_SECONDS: Final = 2.0
+
+_DEFINITIONS_SECONDS: Final = 30.0
 
 
 class Process:
@@ -98,7 +100,7 @@ class Process:
             client = await self._connect()
             stack.push_async_callback(client.close)
             self._health.stage = "checking definitions and rights"
-            await self._patiently(lambda: check_definitions(client), stop)
+            await self._definitions(client, stop)
             await self._patiently(
                 lambda: check_rights(client, self._arguments.namespaces, self._arguments.lease_namespace), stop
             )
@@ -177,6 +179,18 @@ class Process:
                 return False
             await asyncio.sleep(0.05)
         return True
+
+    async def _definitions(self, client: Client, stop: asyncio.Event) -> None:
+        """Wait a while for definitions that are just being installed: they are published some time after they are made."""
+        deadline = time.monotonic() + _DEFINITIONS_SECONDS
+        while not stop.is_set():
+            try:
+                await self._patiently(lambda: check_definitions(client), stop)
+                return
+            except PreflightError:
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(0.5)
 
     async def _patiently(self, work: Callable[[], Coroutine[Any, Any, Any]], stop: asyncio.Event) -> None:
         """Do something that needs the API server, waiting for it as long as it takes."""

@@ -103,6 +103,7 @@ def situation(
     return placing.Situation(
         workers=available,
         starting=any(w.pod.live and not w.known and not w.leaving for w in crew),
+        reading=any(m.uid in pool.waiting and pool.bundles.get(m.source) is None for m in inputs.models),
         waited=now - pool.workers_changed_at,
         signature=placing.signature(inputs.demands, inputs.capacities),
         workers_before=pool.workers_before,

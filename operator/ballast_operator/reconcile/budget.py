@@ -162,7 +162,7 @@ class BudgetReconciler:
             pool, inputs, now, now=world.clock(), requested=bool(token), compute_due=demand.due(pool, spec)
         )
         cause = placing.trigger(state)
-        if cause is None and state.starting:
+        if cause is None and (state.starting or state.reading):
             timers.append(max(0.5, placing.GATHER_SECONDS - state.waited))
         if cause is not None:
             await self._place(key, obj, pool, spec, inputs, state, cause, token)
@@ -201,7 +201,7 @@ class BudgetReconciler:
         pool.workers_before, pool.signature_before = state.workers, state.signature
         world.metrics.repacks.labels(key.namespace, key.name, cause.value).inc()
         world.metrics.models_moved.labels(key.namespace, key.name).inc(len(packing.moved))
-        if settled:
+        if settled or not (packing.placements or token):
             return
         pool.last_repack = {
             **assigning.describe(cause, packing, pool.generation),

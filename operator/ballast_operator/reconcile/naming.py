@@ -16,7 +16,7 @@ ANNOTATION_SPEC_HASH: Final = f"{names.API_GROUP}/spec-hash"
 ANNOTATION_UPDATE_TOKEN: Final = f"{names.API_GROUP}/update-token"
 """On a pod: the value of `ballast.dev/update` when it was made."""
 
-SLICE_MANAGER: Final = f"{names.API_GROUP}/operator"
+SLICE_MANAGER: Final = f"operator.{names.API_GROUP}"
 """Value of `endpointslice.kubernetes.io/managed-by`: keeps Kubernetes' own controllers away."""
 
 SERVICE_LABEL: Final = "kubernetes.io/service-name"

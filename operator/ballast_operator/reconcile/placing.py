@@ -41,6 +41,8 @@ class Situation:
     """Names of workers that can take models."""
     starting: bool
     """A live worker pod has not reported yet."""
+    reading: bool
+    """The headers of a bundle are being read for the first time."""
     waited: float
     """Seconds since the set of workers last changed."""
     signature: object
@@ -61,7 +63,7 @@ def trigger(now: Situation) -> Trigger | None:
         return None
     gathering = now.starting and now.waited < GATHER_SECONDS
     if now.workers_before is None:
-        if gathering:
+        if gathering or (now.reading and now.waited < GATHER_SECONDS):
             return None
         if not now.assigned:
             return Trigger.START

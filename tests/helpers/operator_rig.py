@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole operator against a real API server, with workers in the test process and a stand-in for the kubelets."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.access import Access
+from ballast_operator.cluster.client import Client
+from ballast_operator.cluster.limiter import TokenBucket
+from ballast_operator.cluster.metrics import ClusterMetrics
+from ballast_operator.cluster.permissions import PERMISSIONS
+from ballast_operator.cluster.resources import (
+    BUDGETS,
+    ENDPOINT_SLICES,
+    EVENTS,
+    LEASES,
+    MODELS,
+    PODS,
+    SERVICES,
+    Resource,
+)
+from ballast_operator.edge.arguments import Arguments
+from ballast_operator.edge.health import Health
+from ballast_operator.edge.process import Process
+from ballast_operator.fleet.channel import Member
+from ballast_operator.reconcile.options import Options
+from prometheus_client import CollectorRegistry
+
+from helpers.fake_worker import FakeWorker
+
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False)
+CLUSTER_BINDINGS = Resource(
+    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
+)
+
+IMAGE = "registry.example/ballast-worker:test"
+
+
+async def connect(kubeconfig: Path) -> Client:
+    """A client of the test's own."""
+    writes = TokenBucket(rate=10_000, burst=10_000, clock=time.monotonic)
+    return Client(await Access.load(kubeconfig), metrics=ClusterMetrics(CollectorRegistry()), writes=writes)
+
+
+async def operator_kubeconfig(admin: Path, folder: Path) -> Path:
+    """A kubeconfig with exactly the rights that the operator says it needs."""
+    client = await connect(admin)
+    try:
+        for body, resource in (
+            ({"metadata": {"name": "operator", "namespace": "default"}}, SERVICE_ACCOUNTS),
+            (_role(), CLUSTER_ROLES),
+            (_binding(), CLUSTER_BINDINGS),
+        ):
+            await client.apply(resource, body, manager="test")
+        path = "/api/v1/namespaces/default/serviceaccounts/operator/token"
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+        answer = await client._call("create", None, "POST", path, {}, request)
+    finally:
+        await client.close()
+    config = yaml.safe_load(admin.read_text())
+    config["users"][0]["user"] = {"token": answer["status"]["token"]}
+    found = folder / "operator.kubeconfig"
+    found.write_text(yaml.safe_dump(config))
+    return found
+
+
+def _role() -> dict[str, Any]:
+    rules = [
+        {"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)} for p in PERMISSIONS
+    ]
+    return {"metadata": {"name": "ballast-operator-test"}, "rules": rules}
+
+
+def _binding() -> dict[str, Any]:
+    return {
+        "metadata": {"name": "ballast-operator-test"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "ballast-operator-test"},
+        "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": "default"}],
+    }
+
+
+class RunningOperator:
+    """One operator process, as a thread with a loop of its own."""
+
+    def __init__(self, arguments: Arguments, dial: Callable[[Member], grpc.aio.Channel], options: Options) -> None:
+        self.lost: list[str] = []
+        self.error: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._started = threading.Event()
+        self.registry = CollectorRegistry()
+        self.health = Health()
+        self._process = Process(
+            arguments, registry=self.registry, health=self.health, on_lost=self.lost.append, dial=dial, options=options
+        )
+        self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._started.wait(10)
+
+    def stop(self) -> None:
+        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the operator did not end within 30 s"
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self.error = error
+
+    async def _main(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._started.set()
+        await self._process.run(self._stop)
+
+
+class Rig:
+    """A namespace with an operator, its workers, and what a test does to them."""
+
+    def __init__(self, client: Client, kubeconfig: Path, namespace: str, options: Options) -> None:
+        self.client = client
+        self.namespace = namespace
+        self.options = options
+        self.workers: dict[str, FakeWorker] = {}
+        self.prepare: Callable[[FakeWorker], None] = lambda _: None
+        """Called with each new worker before it is dialled."""
+        self.kubelet = True
+        """New pods get a worker, and ending ones end."""
+        self.nodes = itertools.cycle(["node-a", "node-b"])
+        self._kubeconfig = kubeconfig
+        self._addresses = itertools.count(1)
+        self._operators: list[RunningOperator] = []
+        self._kubelet_task: asyncio.Task[None] | None = None
+
+    # The operator.
+
+    def start_operator(self, **changes: Any) -> RunningOperator:
+        arguments = Arguments(
+            command="run",
+            namespaces=(self.namespace,),
+            kubeconfig=self._kubeconfig,
+            context=None,
+            lease_namespace=self.namespace,
+            lease_name="ballast-operator",
+            identity=f"test_{uuid.uuid4().hex[:8]}",
+            worker_image=IMAGE,
+            host="127.0.0.1",
+            port=0,
+            writes_per_second=500,
+            log_level="info",
+            log_format="text",
+        )
+        operator = RunningOperator(arguments, self._dial, self.options)
+        self._operators.append(operator)
+        operator.start()
+        return operator
+
+    def _dial(self, member: Member) -> grpc.aio.Channel:
+        worker = self.workers.get(member.name)
+        return grpc.aio.insecure_channel(f"127.0.0.1:{worker.port if worker else 1}")
+
+    # The API.
+
+    async def apply(self, resource: Resource, name: str, spec: Any = None, **metadata: Any) -> dict[str, Any]:
+        body: dict[str, Any] = {"metadata": {"name": name, "namespace": self.namespace, **metadata}}
+        if spec is not None:
+            body["spec"] = spec
+        return await self.client.apply(resource, body, manager="test")
+
+    async def budget(self, name: str = "default", *, replicas: int = 1, **spec: Any) -> dict[str, Any]:
+        workers = {"replicas": replicas, "backend": "cpu", **spec.pop("workers", {})}
+        stores = [{"persistentVolumeClaim": {"claimName": "models"}}]
+        return await self.apply(BUDGETS, name, {"workers": workers, "modelStores": stores, **spec})
+
+    async def model(self, name: str, *, budget: str = "default", uri: str = "", **spec: Any) -> dict[str, Any]:
+        source = {"uri": uri or f"pvc://models/{name}"}
+        return await self.apply(MODELS, name, {"budgetRef": {"name": budget}, "source": source, **spec})
+
+    async def get(self, resource: Resource, name: str) -> dict[str, Any] | None:
+        try:
+            return await self.client.get(resource, self.namespace, name)
+        except errors.NotFound:
+            return None
+
+    async def list(self, resource: Resource, labels: str | None = None) -> list[dict[str, Any]]:
+        return list((await self.client.list(resource, self.namespace, labels=labels)).items)
+
+    async def delete(self, resource: Resource, name: str, **options: Any) -> None:
+        obj = await self.client.get(resource, self.namespace, name)
+        await self.client.delete(resource, self.namespace, name, uid=obj["metadata"]["uid"], **options)
+
+    async def annotate(self, resource: Resource, name: str, **annotations: str | None) -> None:
+        keyed = {f"ballast.dev/{key}": value for key, value in annotations.items()}
+        await self.client.patch(resource, self.namespace, name, {"metadata": {"annotations": keyed}})
+
+    async def condition(self, resource: Resource, name: str, type_: str) -> tuple[str, str, str]:
+        obj = await self.get(resource, name)
+        for condition in (obj or {}).get("status", {}).get("conditions", ()):
+            if condition["type"] == type_:
+                return condition["status"], condition["reason"], condition["message"]
+        return "", "", ""
+
+    async def until(self, what: Callable[[], Any], *, seconds: float = 30.0) -> Any:
+        """Look again and again until something is so; an assertion that fails counts as not yet."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                found = await what()
+                if found:
+                    return found
+                problem: BaseException | None = None
+            except (AssertionError, KeyError, IndexError, TypeError) as error:
+                problem = error
+            if time.monotonic() > deadline:
+                raise AssertionError(f"it did not come about within {seconds:g} s") from problem
+            await asyncio.sleep(0.05)
+
+    async def until_condition(
+        self, resource: Resource, name: str, type_: str, status: str, reason: str | None = None, *, seconds: float = 30.0
+    ) -> str:
+        """Wait for a condition; returns its message."""
+        last: tuple[str, str, str] = ("", "", "")
+
+        async def look() -> bool:
+            nonlocal last
+            last = await self.condition(resource, name, type_)
+            return last[0] == status and reason in (None, last[1])
+
+        try:
+            await self.until(look, seconds=seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{type_} of {name} is {last}, not {status} {reason or ''}") from error
+        return last[2]
+
+    async def pods(self, budget: str = "default") -> list[dict[str, Any]]:
+        return sorted(await self.list(PODS, f"ballast.dev/budget={budget}"), key=lambda p: p["metadata"]["name"])
+
+    async def endpoints(self, model: str) -> dict[str, tuple[bool, bool, bool]]:
+        """Pod name to ready, serving, terminating."""
+        found = {}
+        for obj in await self.list(ENDPOINT_SLICES, f"kubernetes.io/service-name={model}"):
+            for endpoint in obj.get("endpoints") or ():
+                c = endpoint["conditions"]
+                found[endpoint["targetRef"]["name"]] = (c["ready"], c["serving"], c["terminating"])
+        return found
+
+    async def events(self, name: str) -> list[tuple[str, str, str]]:
+        return [
+            (e["type"], e["reason"], e["note"])
+            for e in await self.list(EVENTS)
+            if e.get("regarding", {}).get("name") == name
+        ]
+
+    # The kubelets.
+
+    async def set_pod_status(self, name: str, **status: Any) -> None:
+        await self.client.patch(PODS, self.namespace, name, {"status": status}, subresource="status")
+
+    async def set_ready(self, name: str, ready: bool) -> None:
+        await self.set_pod_status(name, conditions=[_ready(ready)])
+
+    async def run_pod(self, pod: dict[str, Any]) -> FakeWorker:
+        """Bind a pod to a node, start a worker for it, and call it Ready."""
+        name = pod["metadata"]["name"]
+        node = pod["spec"].get("nodeName") or next(self.nodes)
+        if "nodeName" not in pod["spec"]:
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+            }
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/binding"
+            await self.client._call("create", PODS, "POST", path, {}, binding)
+        worker = self.workers[name] = FakeWorker(name, node=node)
+        self.prepare(worker)
+        await worker.start()
+        address = f"10.77.0.{next(self._addresses)}"
+        await self.set_pod_status(
+            name, phase="Running", podIP=address, podIPs=[{"ip": address}], conditions=[_ready(True)]
+        )
+        return worker
+
+    async def end_pod(self, name: str) -> None:
+        """The kubelet's last word: the pod is gone."""
+        worker = self.workers.pop(name, None)
+        if worker is not None:
+            await worker.stop()
+        try:
+            await self.delete(PODS, name, grace_seconds=0)
+        except (errors.NotFound, errors.Conflict):
+            return
+
+    async def _kubelets(self) -> None:
+        while True:
+            if self.kubelet:
+                for pod in await self.list(PODS):
+                    name = pod["metadata"]["name"]
+                    if "deletionTimestamp" in pod["metadata"]:
+                        worker = self.workers.get(name)
+                        if worker is None or worker.released or not worker.models:
+                            await self.end_pod(name)
+                    elif name not in self.workers and not pod.get("status", {}).get("podIP"):
+                        await self.run_pod(pod)
+            await asyncio.sleep(0.05)
+
+    async def __aenter__(self) -> Rig:
+        await self.client.apply(NAMESPACES, {"metadata": {"name": self.namespace}}, manager="test")
+        self._kubelet_task = asyncio.create_task(self._kubelets())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            for operator in self._operators:
+                await asyncio.to_thread(operator.stop)
+        finally:
+            if self._kubelet_task is not None:
+                self._kubelet_task.cancel()
+                await asyncio.gather(self._kubelet_task, return_exceptions=True)
+            for worker in self.workers.values():
+                await worker.stop()
+
+
+def _ready(ready: bool) -> dict[str, Any]:
+    return {"type": "Ready", "status": "True" if ready else "False"}
+
+
+@asynccontextmanager
+async def rig(admin: Path, operator_config: Path, **options: Any) -> AsyncIterator[Rig]:
+    """A rig in a namespace of its own."""
+    client = await connect(admin)
+    settings = Options(worker_image=IMAGE, version="test", **{"figures_seconds": 0.2, **options})
+    namespace = f"test-{uuid.uuid4().hex[:8]}"
+    try:
+        async with Rig(client, operator_config, namespace, settings) as found:
+            yield found
+    finally:
+        await client.close()
+
+
+__all__ = ["BUDGETS", "ENDPOINT_SLICES", "EVENTS", "LEASES", "MODELS", "PODS", "SERVICES", "Rig", "rig"]
