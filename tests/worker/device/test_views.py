@@ -68,7 +68,7 @@ def test_views_of_a_layout_lie_where_the_layout_says(viewer, backend) -> None:
 
 def test_types_below_one_byte_are_refused_by_name(backend) -> None:
     viewer = Viewer(jax.local_devices(backend="cpu")[0])
-    with pytest.raises(ViewError, match="'w' has dtype int4.*supported are bfloat16"):
+    with pytest.raises(ViewError, match=r"'w' has dtype int4.*supported are bfloat16"):
         viewer.view(backend.address, SimpleNamespace(name="w", dtype="int4", shape=(4,)))
 
 
@@ -79,7 +79,7 @@ def test_a_view_that_jax_copied_is_refused(backend) -> None:
 
 
 def test_memory_of_other_platforms_is_refused() -> None:
-    with pytest.raises(ViewError, match="'tpu'.*cpu and cuda"):
+    with pytest.raises(ViewError, match=r"'tpu'.*cpu and cuda"):
         Viewer(SimpleNamespace(platform="tpu", local_hardware_id=0))
 
 
@@ -108,7 +108,5 @@ viewer = Viewer(backend.device)
 views = [viewer.view(backend.address, TensorSpec("w", "float32", (8,))) for _ in range(1000)]
 print(float(jax.numpy.sum(views[0])))
 """
-    ended = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0.0\n", "")
