@@ -20,8 +20,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Text for a cell of a table."""
-    return " ".join(text.replace("|", "\\|").split())
+    """Text for a cell of a table: one line, with bars escaped."""
+    return prose(" ".join(text.split())).replace("|", "\\|")
+
+
+def prose(text: str) -> str:
+    """Text in which `<` outside of code is no tag."""
+    parts = text.split("`")
+    return "`".join(part if number % 2 else part.replace("<", "\\<") for number, part in enumerate(parts))
 
 
 def code(text: str) -> str:

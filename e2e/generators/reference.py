@@ -15,7 +15,7 @@ import pydantic
 
 from ballast_contract import config, names, reasons
 from ballast_operator.api import crd
-from e2e.generators.markdown import code, page, table
+from e2e.generators.markdown import code, page, prose, table
 
 _EXAMPLES = {"InferenceModel": "models.yaml", "WeightBudget": "budget.yaml"}
 
@@ -37,7 +37,7 @@ def _kind(root: Path, definition: dict[str, Any]) -> str:
         (column["name"].upper(), code(column["jsonPath"]), "only with `-o wide`" if column.get("priority") else "")
         for column in version["additionalPrinterColumns"]
     ]
-    rules = [f"- {message}" for message in _rules(schema)]
+    rules = [f"- {prose(message)}" for message in _rules(schema)]
     lead = (
         f"{schema['description']} `{spec['group']}/{version['name']}`, namespaced; "
         f"`kubectl get {spec['names']['plural']}.{spec['group']}`, short `{spec['names']['shortNames'][0]}`."

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
+from ballast_contract import __version__
 from ballast_operator.cluster.permissions import PERMISSIONS
 from ballast_operator.edge import arguments
 
@@ -266,6 +267,11 @@ def test_names_follow_the_release_and_leave_room_for_suffixes(helm, release, val
 
 def test_an_older_kubernetes_is_refused(helm):
     assert "incompatible with Kubernetes v1.29.0" in helm.refuse("--kube-version", "1.29.0")
+
+
+def test_the_chart_has_the_version_of_the_package(chart):
+    metadata = yaml.safe_load((chart / "Chart.yaml").read_text())
+    assert metadata["appVersion"] == metadata["version"] == __version__
 
 
 def test_the_default_values_satisfy_their_own_schema(chart):
