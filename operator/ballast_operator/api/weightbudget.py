@@ -234,7 +234,8 @@ class Host(Spec):
     """budget is what host copies may take on each node: auto (what the memory limit and /dev/shm allow), 0, a size, or
     unlimited."""
     sharing: HostSharing = HostSharing.NONE
-    """sharing says who shares host copies: node (all workers of this pool on a node) or none (each worker has its own)."""
+    """sharing says who shares host copies: none (each worker has its own) or node (all workers of this pool on a node; this
+    release does not set that up and answers with Accepted=False, reason InvalidSpec)."""
     file_mode: Annotated[
         str,
         pydantic.Field(min_length=1, max_length=4),
