@@ -106,7 +106,7 @@ backend = CpuBackend()
 backend.allocate(1 << 16)
 viewer = Viewer(backend.device)
 views = [viewer.view(backend.address, TensorSpec("w", "float32", (8,))) for _ in range(1000)]
-print(float(jax.numpy.sum(views[0])))
+print(jax.numpy.isfinite(views[0]).shape)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0.0\n", "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "(8,)\n", "")

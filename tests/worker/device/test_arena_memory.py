@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the arena does beyond the common suite: its views, its size, and a device that fails under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jaxlib._jax as jaxlib_private
+import pytest
+from helpers.device_models import Weights, check, load
+
+from ballast_worker.bundle.chunk import Chunk
+from ballast_worker.device.arena_memory import ArenaMemory
+from ballast_worker.device.backend import DeviceError, DeviceLostError
+from ballast_worker.device.cpu import CpuBackend, CpuUpload
+from ballast_worker.device.memory import DeviceMemoryError
+from ballast_worker.device.views import UnsupportedJaxlibError
+
+KIB = 1 << 10
+
+
+def pointers(memory: ArenaMemory, key: str) -> list[int]:
+    lease = memory.lease(key)
+    found = [array.unsafe_buffer_pointer() for array in lease.arrays]
+    lease.release()
+    return found
+
+
+def test_views_alias_the_block_and_follow_their_model_when_it_moves() -> None:
+    backend = CpuBackend()
+    memory = ArenaMemory(backend, 1 << 20)
+    load(memory, "a", Weights.of_bytes(64 * KIB))
+    load(memory, "b", Weights.of_bytes(64 * KIB, 1))
+    assert pointers(memory, "b") == [backend.address + 64 * KIB]
+    memory.release("a")
+    assert memory.compact().nbytes == 64 * KIB
+    assert pointers(memory, "b") == [backend.address]
+    check(memory, "b", Weights.of_bytes(64 * KIB, 1))
+    memory.close()
+
+
+def test_views_are_made_once_per_place() -> None:
+    memory = ArenaMemory(CpuBackend(), 1 << 20)
+    load(memory, "a", Weights.of_bytes(64 * KIB))
+    first, second = memory.lease("a"), memory.lease("a")
+    assert first.arrays[0] is second.arrays[0]
+    first.release()
+    second.release()
+    memory.close()
+
+
+@pytest.mark.parametrize(("asked", "had"), [(0, 0), (255, 0), (1000, 768), (-1, 0)])
+def test_the_arena_has_whole_multiples_of_256_bytes(asked: int, had: int) -> None:
+    memory = ArenaMemory(CpuBackend(), asked)
+    assert memory.statistics().capacity == had
+    load(memory, "nothing", Weights([]))
+    check(memory, "nothing", Weights([]))
+    memory.close()
+
+
+def test_a_model_that_fills_the_arena_to_the_last_byte_is_placed() -> None:
+    memory = ArenaMemory(CpuBackend(), 64 * KIB + 100)
+    weights = Weights.of_bytes(64 * KIB)
+    load(memory, "a", weights)
+    assert memory.statistics().free == 0
+    assert memory.statistics().fragmentation == 0
+    check(memory, "a", weights)
+    memory.close()
+
+
+def test_a_jaxlib_that_cannot_alias_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxlib_private, "dlpack_managed_tensor_to_buffer", lambda *_: None)
+    with pytest.raises(UnsupportedJaxlibError):
+        ArenaMemory(CpuBackend(), 1 << 20)
+
+
+class FailingUpload(CpuUpload):
+    def finish(self) -> None:
+        raise DeviceError("the copy engine reports an error")
+
+
+class FailingBackend(CpuBackend):
+    """A device whose next copy or move fails, as hardware may."""
+
+    failing = False
+
+    def upload(self) -> CpuUpload:
+        return FailingUpload(self._block) if self.failing else super().upload()
+
+    def move(self, source: int, target: int, nbytes: int) -> None:
+        if self.failing:
+            raise DeviceError("the copy engine reports an error")
+        super().move(source, target, nbytes)
+
+
+def test_b07_a_copy_that_fails_on_the_device_leaves_the_bytes_as_before_and_every_chunk_released() -> None:
+    backend = FailingBackend()
+    memory = ArenaMemory(backend, 1 << 20)
+    load(memory, "a", Weights.of_bytes(64 * KIB))
+    before, weights, released = memory.statistics(), Weights.of_bytes(256 * KIB, 1), []
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in weights.chunks(64 * KIB):
+            yield Chunk(chunk.offset, chunk.data, release=lambda offset=chunk.offset: released.append(offset))
+
+    backend.failing = True
+    memory.place("b", weights.layout)
+    with pytest.raises(DeviceError, match="copy engine"):
+        memory.fill("b", chunks())
+    assert released == [0, 64 * KIB, 128 * KIB, 192 * KIB]
+    with pytest.raises(DeviceMemoryError, match="not been filled"):
+        memory.activate("b")
+    memory.abandon("b")
+    assert memory.statistics() == before
+    memory.close()
+
+
+def test_a_compaction_that_fails_half_way_declares_the_device_lost() -> None:
+    backend = FailingBackend()
+    memory = ArenaMemory(backend, 1 << 20)
+    load(memory, "a", Weights.of_bytes(64 * KIB))
+    load(memory, "b", Weights.of_bytes(64 * KIB))
+    memory.release("a")
+    backend.failing = True
+    extents = memory.extents()
+    with pytest.raises(DeviceLostError, match="half way"):
+        memory.compact()
+    assert memory.extents() == extents
+    backend.failing = False
+    with pytest.raises(DeviceLostError, match="half way"):
+        memory.compact()
