@@ -77,9 +77,13 @@ class ModelEntry(Section):
     """A model that a worker without an operator serves."""
 
     name: Annotated[str, pydantic.Field(min_length=1, max_length=253)]
+    """What clients call."""
     uri: Annotated[str, pydantic.Field(min_length=1, max_length=2048)]
+    """file://PATH, or pvc://CLAIM/PATH below one of the stores."""
     digest: Annotated[str, pydantic.Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
+    """Refuse other bytes than these: the SHA-256 of manifest.yaml."""
     residency: ResidencyWish = ResidencyWish.UNPINNED
+    """unpinned: swapped on demand; system: a host copy is always kept; device: always on the device."""
     batching: Batching = Batching()
 
 
@@ -87,7 +91,9 @@ class Weights(Section):
     """Shares of the usable device memory (budget - context - code)."""
 
     max_percent: Annotated[int, pydantic.Field(ge=1, le=100)] = 100
+    """The most that weights, pinned and on demand, may take."""
     slack_percent: Annotated[int, pydantic.Field(ge=0, le=99)] = 10
+    """The part kept free on purpose; the builder of a model added later lives in it."""
 
 
 class Device(Section):
@@ -96,20 +102,29 @@ class Device(Section):
     budget: Annotated[int | str | None, pydantic.BeforeValidator(_size_or_percent)] = None
     """Bytes, or a percentage of the card as '90%'. None: what is free at start minus the reserve (1 GiB on cpu)."""
     reserve: Size = 1536 << 20
+    """What a budget derived from free memory leaves to everything else on the card."""
     weights: Weights = Weights()
     scratch: Annotated[int | Literal["auto"], _size_or("auto")] = "auto"
+    """What programs may take beside weights. auto: what the largest of the models needs; a size bounds it for all."""
     oversubscription: Literal["refuse", "allow"] = "refuse"
+    """allow: start although the plan does not fit, with a warning."""
     allocator: Literal["arena"] = "arena"
+    """What places weights on the device."""
     ordinal: Annotated[int, pydantic.Field(ge=0, le=63)] = 0
+    """Which of the devices that the process sees."""
 
 
 class Host(Section):
     """Host copies of weights."""
 
     budget: Annotated[int | Literal["auto", "unlimited"], _size_or("auto", "unlimited")] = "auto"
+    """Bytes that copies may take. auto: what memory limit and shared memory allow; 0: none are kept."""
     sharing: Literal["node", "none"] = "none"
+    """node: the workers of a node share one copy of each model; none: each keeps its own."""
     file_mode: Annotated[str, pydantic.Field(pattern=r"^0[0-7]{3}$")] = "0660"
+    """Permissions of the files of the host pool, octal."""
     directory: Path = Path("/dev/shm/ballast")  # noqa: S108 - the host pool lives in shared memory by design
+    """Where the host pool lies; shared memory."""
     segment_bytes: Size = 64 << 20
     """Size of one segment file of the host pool; at least 2 MiB, a multiple of 2 MiB."""
     workers: Annotated[int, pydantic.Field(ge=1, le=1024)] = 1
@@ -120,15 +135,21 @@ class Serving(Section):
     """Ports, limits and the drain."""
 
     host: str = "0.0.0.0"
+    """Address that the servers listen on."""
     http_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.HTTP_PORT
+    """Open Inference Protocol over HTTP; 0 takes a free one."""
     grpc_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.GRPC_PORT
+    """Open Inference Protocol over gRPC."""
     metrics_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.METRICS_PORT
+    """/metrics, /healthz and /readyz."""
     control_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.CONTROL_PORT
+    """The control service."""
     introspection_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.INTROSPECTION_PORT
     """Read-only JSON on loopback: /plan, /map, /models, /explain, /regions."""
     max_queue: Annotated[int, pydantic.Field(ge=1, le=1 << 20)] = 1024
     """Requests waiting per model; one more is refused."""
     max_request_bytes: Size = 512 << 20
+    """The largest body of a request."""
     request_timeout_seconds: Annotated[int, pydantic.Field(ge=1, le=3600)] = 60
     """Deadline of a request that brings none."""
     grace_seconds: Annotated[int, pydantic.Field(ge=1, le=86400)] = 300
@@ -139,7 +160,9 @@ class Build(Section):
     """The builder process."""
 
     parallelism: Annotated[int, pydantic.Field(ge=1, le=64)] = 1
+    """Builder processes at one time."""
     timeout_seconds: Annotated[int, pydantic.Field(ge=1, le=86400)] = 1800
+    """A build that takes longer is ended and has failed."""
 
 
 class Control(Section):
@@ -155,17 +178,25 @@ class WorkerConfig(Section):
     """A worker's whole configuration."""
 
     name: Annotated[str, pydantic.Field(min_length=1, max_length=253)] = "worker"
+    """In logs, metrics and reports; the name of the pod."""
     namespace: Annotated[str, pydantic.Field(max_length=63)] = ""
+    """Of the pod."""
     node: Annotated[str, pydantic.Field(max_length=253)] = ""
+    """On which the pod runs."""
     backend: Literal["cpu", "cuda"] = "cpu"
+    """What executes the models."""
     managed: bool = False
     """An operator assigns the models. False: serve `models` and every bundle of `modelDirectory`."""
     model_directory: Path | None = None
+    """Every folder in it that has a manifest.yaml is served under its bundle's name."""
     models: Annotated[tuple[ModelEntry, ...], pydantic.Field(max_length=10000)] = ()
+    """Models to serve, or settings of those in modelDirectory."""
     stores: dict[str, Path] = {}
     """Claim name to mount path, for pvc:// uris."""
     executable_store: Path = Path("~/.cache/ballast/executables")
+    """Where compiled programs are kept over restarts."""
     state_directory: Path = Path("~/.local/state/ballast")
+    """Last assignment, culprit journal and quarantine."""
     device: Device = Device()
     host: Host = Host()
     serving: Serving = Serving()
