@@ -116,7 +116,9 @@ def test_moves_keep_every_byte_whatever_the_overlap(backend: CudaBackend, step: 
 def test_moves_upward_keep_every_byte(backend: CudaBackend) -> None:
     backend.allocate(64 * MIB)
     weights = Weights.of_bytes(16 * MIB)
-    backend.upload().send(0, weights.image.data, locked=False)
+    upload = backend.upload()
+    upload.send(0, weights.image.data, locked=False)
+    upload.finish()
     backend.move(0, 16 * MIB, 16 * MIB)
     backend.finish_moves()
     assert backend.read(16 * MIB, 16 * MIB) == weights.image.tobytes()
