@@ -35,8 +35,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def report(name: str, **figures: Any) -> None:
-    print(json.dumps({"name": name, **figures}))
+def report(figure: str, **values: Any) -> None:
+    print(json.dumps({"figure": figure, **values}))
 
 
 class LockedWeights(Weights):
