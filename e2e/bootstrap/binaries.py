@@ -6,6 +6,7 @@ All Go programs are one module, so what they share is compiled once, and one `go
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -84,7 +85,14 @@ def _link_flags() -> str:
 
 
 def _compile(home: Home, go: Path, programs: list[Program], flags: str) -> None:
-    extra = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -trimpath -buildvcs=false", "GOTOOLCHAIN": "local"}
+    extra = {
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-mod=readonly -trimpath -buildvcs=false",
+        "GOTOOLCHAIN": "local",
+        # A compiler that collects no garbage until it has to needs a fifth less time.
+        "GOGC": "off",
+        "GOMEMLIMIT": str(_memory_share()),
+    }
     packages = [program.package for program in programs]
     (home.logs / "binaries.log").unlink(missing_ok=True)
     progress = _Progress()
@@ -95,6 +103,12 @@ def _compile(home: Home, go: Path, programs: list[Program], flags: str) -> None:
         for program in programs:
             # Replaced, not written over: a cluster may be running the old one.
             shutil.move(Path(folder, program.built_as), home.bin / program.name)
+
+
+def _memory_share() -> int:
+    """Return what one of the compilers that run at once may take, in bytes."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(memory // (2 * (os.cpu_count() or 1)), 4 << 30)
 
 
 class _Progress:

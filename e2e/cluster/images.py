@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import tarfile
 import time
@@ -25,12 +26,37 @@ def available(settings: Settings) -> list[Image]:
 
 def give(node: Node, images: Iterable[Image]) -> None:
     """Import the images that the node lacks or has under another digest."""
-    has = _targets(node)
+    has, layout = _targets(node), Layout(node.settings.images)
     for image in images:
         if has.get(image.ref) != image.digest:
             started = time.monotonic()
-            sent = _stream(node, image, lacking=set(image.blobs) - _blobs(node))
+            with layout.locked(alone=False):
+                if not layout.whole(image.ref):
+                    continue  # a newer version has taken its place since the layout was read
+                sent = _stream(node, image, lacking=set(image.blobs) - _blobs(node))
             say(f"{node.name}: image {image.ref}, {sent >> 20} MiB in {time.monotonic() - started:.1f} s")
+
+
+def seed(first: Node, others: Iterable[Node], images: Iterable[Image]) -> None:
+    """Give nodes that have no images yet what the first one has, with links instead of a second import.
+
+    Layers are never written again once they are unpacked, so nodes can share their files; the databases they copy.
+    Neither containerd may run meanwhile, so this is for nodes that have just been made.
+    """
+    bare = [node for node in others if not any(node.store.iterdir())]
+    if not bare:
+        return
+    first.containerd_up(new=True)
+    give(first, images)
+    first.processes.stop(f"{first.name}.containerd")
+    for node in bare:
+        started = time.monotonic()
+        run(node.settings, "cp", "--archive", "--link", f"{first.store}/.", node.store)
+        for database in first.store.glob("*/*.db"):
+            copy = node.store / database.relative_to(first.store)
+            copy.unlink()
+            shutil.copy2(database, copy)
+        say(f"{node.name}: images of {first.name} linked in {time.monotonic() - started:.1f} s")
 
 
 def forget(node: Node, images: Iterable[Image]) -> None:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +65,20 @@ class Layout:
         index["manifests"] = [*others, entry | {"annotations": {_REF: ref}}]
         (self.folder / "index.json").write_text(json.dumps(index))
 
+    @contextmanager
+    def locked(self, *, alone: bool) -> Iterator[None]:
+        """Keep blobs from being removed while they are read. alone: for the one who removes them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            yield
+
     def keep(self, refs: set[str]) -> list[str]:
         """Remove all other images and the blobs that only they needed; return the names of the removed."""
+        with self.locked(alone=True):
+            return self._keep(refs)
+
+    def _keep(self, refs: set[str]) -> list[str]:
         images = self.images()
         kept = [image for image in images if image.ref in refs]
         index = self._index() | {"manifests": [image.entry for image in kept]}

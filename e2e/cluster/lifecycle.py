@@ -48,6 +48,8 @@ def up(settings: Settings, *, count: int, gpus: int, dns: bool) -> None:
         nodes = [Node(settings, number) for number in range(1, count + 1)]
         fresh = {node.number: node.hold() for node in nodes}
         route_between(settings, running_nodes(settings))
+        if fresh[1]:
+            images.seed(nodes[0], [node for node in nodes[1:] if fresh[node.number]], wanted)
         kubectl(settings, "apply", "-f", "-", text=manifests.PROXY_BINDING)
 
         def start(node: Node) -> None:

@@ -73,6 +73,11 @@ class Node:
         """Socket of containerd as this machine sees it."""
         return self.folder / "containerd-run" / "containerd.sock"
 
+    @property
+    def store(self) -> Path:
+        """Images and snapshots of containerd."""
+        return self.folder / "containerd"
+
     def hold(self) -> bool:
         """Start the node's namespaces and connect them to the bridge; False when they were there."""
         if self.processes.running(self.name):
