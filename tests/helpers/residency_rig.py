@@ -58,16 +58,16 @@ class Store:
 
     def acquire(self, bundle: Bundle, *, keep: bool, progress=None) -> Copy:
         if not self.full:
-            self.copies.add(bundle.digest)
+            self.copies.add(bundle.manifest.weights.digest)
             if keep:
-                self.kept.add(bundle.digest)
+                self.kept.add(bundle.manifest.weights.digest)
         return Copy(self, bundle, kept=not self.full)
 
     def has(self, bundle: Bundle) -> bool:
-        return bundle.digest in self.copies
+        return bundle.manifest.weights.digest in self.copies
 
     def unkeep(self, bundle: Bundle) -> None:
-        self.kept.discard(bundle.digest)
+        self.kept.discard(bundle.manifest.weights.digest)
 
 
 class StepLoader:

@@ -109,7 +109,7 @@ def test_system_residency_gets_a_kept_host_copy_and_no_place_on_the_device(rig):
     worker = rig(10)
     worker.register("s", 5, "system")
     worker.settle()
-    assert worker.store.kept == {worker.bundle("s", 5).digest}
+    assert worker.store.kept == {worker.bundle("s", 5).manifest.weights.digest}
     assert worker.model("s").tier is Tier.HOST
     assert worker.memory.statistics().in_use == 0
     assert worker.store.open == 0

@@ -174,6 +174,7 @@ class ResidencyManager:
         if model.live is not None:
             board.retire(model.live)
             model.live = None
+        self._compactor.settled(name, Refusal(Reason.NOT_REQUESTED, f"'{name}' is no longer served by this worker"))
         board.tell(lambda: board.listener.changed(name))
         self._turn_soon()
         board.flush()

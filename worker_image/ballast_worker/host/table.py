@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of a host pool: which segments there are, and which regions lie where.
+
+The file has a header that never changes and two copies of the table. A change is written to the older copy, body first
+and then its head with the next generation and a checksum; the highest generation with a right checksum is the table. A
+crash in between leaves the other copy, and a reader who was overtaken sees a wrong checksum and reads again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from ballast_worker.bundle.files import FileIdentity
+from ballast_worker.host.errors import HostPoolError
+from ballast_worker.host.pages import Run
+
+FORMAT = 1
+MAGIC = b"BALLASTP"
+
+MAX_SLOTS = 1 << 16
+MAX_COPY_BYTES = 32 << 20
+MAX_NAME_BYTES = 255
+FIRST_COPY_BYTES = 64 << 10
+"""Allocated for each copy at the start, so that a full file system does not stop the first changes."""
+
+_HEADER = struct.Struct("<8sIQ36sI")  # magic, format, segment bytes, boot id, checksum of these
+_HEAD = struct.Struct("<QQII")  # generation, length, checksum of the body, checksum of these
+_TABLE = struct.Struct("<III")  # next segment, segments, entries
+_ENTRY = struct.Struct("<IB3xIQ32s5qIH2x")  # slot, state, layout version, bytes, digest, identity, runs, length of name
+_RUN = struct.Struct("<III")
+
+_COPIES = 4096
+_MARKS = _COPIES + 2 * MAX_COPY_BYTES
+_MARK = struct.Struct("<QQ")
+"""Of each slot, outside the copies because they change with each load and each read: bytes filled, time of last load."""
+
+
+class State(IntEnum):
+    """Whether a region can be used."""
+
+    FILLING = 1
+    READY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One region.
+
+    Attributes:
+        slot: its lock bytes and its place in the progress area; reused when the region is gone.
+        state: published or not.
+        layout_version: of the packing.
+        digest: of the weights, 32 bytes.
+        nbytes: of the packed weights.
+        identity: the file it was filled from; zeros while it is being filled.
+        name: of the bundle, for people.
+        runs: its pages in order.
+    """
+
+    slot: int
+    state: State
+    layout_version: int
+    digest: bytes
+    nbytes: int
+    identity: FileIdentity
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of its pages."""
+        return sum(run.nbytes for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Everything a pool knows, immutable.
+
+    Attributes:
+        generation: grows by one with each change.
+        next_segment: numbers of segments are never used again.
+        segments: numbers of the segments.
+        entries: by slot.
+    """
+
+    generation: int
+    next_segment: int
+    segments: tuple[int, ...]
+    entries: tuple[Entry, ...]
+
+    def find(self, digest: bytes, layout_version: int) -> Entry | None:
+        """The region of these weights in this packing."""
+        for entry in self.entries:
+            if entry.digest == digest and entry.layout_version == layout_version:
+                return entry
+        return None
+
+    def with_entry(self, entry: Entry) -> Table:
+        """The table with this entry in its slot."""
+        others = tuple(other for other in self.entries if other.slot != entry.slot)
+        return replace(self, entries=(*others, entry))
+
+    def without(self, slots: set[int]) -> Table:
+        """The table without the entries of these slots."""
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.slot not in slots))
+
+    def free_slots(self) -> Iterator[int]:
+        """Slots without an entry, the lowest first."""
+        used = {entry.slot for entry in self.entries}
+        return (slot for slot in range(MAX_SLOTS) if slot not in used)
+
+
+EMPTY = Table(generation=0, next_segment=1, segments=(), entries=())
+
+
+class TableFile:
+    """The open table file. Reading needs no lock; writing needs the table's lock."""
+
+    def __init__(self, fd: int, shown: str) -> None:
+        """Use an open file; the caller closes it.
+
+        Args:
+            fd: open for reading and writing.
+            shown: its path in messages.
+        """
+        self._fd = fd
+        self._shown = shown
+        self._cached = EMPTY
+        self.segment_bytes = 0
+
+    def initialise(self, *, segment_bytes: int, boot_id: str) -> None:
+        """Make it an empty table, whatever it was.
+
+        Raises:
+            OSError: no space.
+        """
+        os.ftruncate(self._fd, 0)
+        for copy in (0, 1):
+            os.posix_fallocate(self._fd, _COPIES + copy * MAX_COPY_BYTES, FIRST_COPY_BYTES)
+        self.write(EMPTY)
+        body = _HEADER.pack(MAGIC, FORMAT, segment_bytes, boot_id.encode(), 0)[:-4]
+        os.pwrite(self._fd, body + struct.pack("<I", zlib.crc32(body)), 0)
+        self.segment_bytes = segment_bytes
+
+    def understood(self, *, boot_id: str) -> str | None:
+        """None when the table can be used; else why not."""
+        raw = os.pread(self._fd, _HEADER.size, 0)
+        if len(raw) < _HEADER.size or raw[:8] != MAGIC:
+            return "it is not a table of a host pool"
+        _, form, segment_bytes, boot, checksum = _HEADER.unpack(raw)
+        if form != FORMAT:
+            return f"its format is {form}, and this version of Ballast understands {FORMAT}"
+        if zlib.crc32(raw[:-4]) != checksum:
+            return "its header is damaged"
+        if boot.decode("ascii", "replace") != boot_id:
+            return "it was written before the node was started anew"
+        self.segment_bytes = segment_bytes
+        try:
+            self.read()
+        except HostPoolError:
+            return "both copies of the table are damaged"
+        return None
+
+    def read(self) -> Table:
+        """The table now.
+
+        Raises:
+            HostPoolError: neither copy is whole.
+        """
+        for _ in range(1000):
+            heads = sorted((head for head in map(self._head, (0, 1)) if head is not None), reverse=True)
+            for generation, copy, length, checksum in heads:
+                cached = self._cached
+                if generation == cached.generation:
+                    return cached
+                body = os.pread(self._fd, length, _body(copy))
+                if len(body) == length and zlib.crc32(body) == checksum:
+                    self._cached = _parse(body, generation)
+                    return self._cached
+        raise HostPoolError(
+            f"both copies of the table in {self._shown} are damaged: stop the workers that use it and remove it"
+        )
+
+    def write(self, table: Table) -> Table:
+        """Make this the table, which was made from the one there is now; returns it with its generation.
+
+        Raises:
+            OSError: no space; the table is as before.
+        """
+        table = replace(table, generation=table.generation + 1)
+        body = _dump(table)
+        if len(body) > MAX_COPY_BYTES - _HEAD.size:
+            raise HostPoolError(f"the table in {self._shown} would take {len(body)} bytes; fewer copies fit into it")
+        copy = table.generation % 2
+        if _HEAD.size + len(body) > FIRST_COPY_BYTES:
+            os.posix_fallocate(self._fd, _COPIES + copy * MAX_COPY_BYTES, _HEAD.size + len(body))
+        _write_all(self._fd, body, _body(copy))
+        head = _HEAD.pack(table.generation, len(body), zlib.crc32(body), 0)[:-4]
+        _write_all(self._fd, head + struct.pack("<I", zlib.crc32(head)), _COPIES + copy * MAX_COPY_BYTES)
+        self._cached = table
+        return table
+
+    def change(self, change: Callable[[Table], Table]) -> Table:
+        """Read, change, write."""
+        return self.write(change(self.read()))
+
+    def mark(self, slot: int, *, filled: int, loaded_ns: int) -> None:
+        """Note how far a fill is and when the region was last loaded from. Never fails: without it, others are only less
+        patient and evict in a worse order.
+        """
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, _MARK.pack(filled, loaded_ns), _MARKS + _MARK.size * slot)
+
+    def marks(self, slot: int) -> tuple[int, int]:
+        """Bytes filled so far, and when the region was last loaded from, in nanoseconds of the monotonic clock."""
+        raw = os.pread(self._fd, _MARK.size, _MARKS + _MARK.size * slot)
+        filled, loaded_ns = _MARK.unpack(raw.ljust(_MARK.size, b"\0"))
+        return filled, loaded_ns
+
+    def _head(self, copy: int) -> tuple[int, int, int, int] | None:
+        raw = os.pread(self._fd, _HEAD.size, _COPIES + copy * MAX_COPY_BYTES)
+        if len(raw) < _HEAD.size:
+            return None
+        generation, length, checksum, own = _HEAD.unpack(raw)
+        if zlib.crc32(raw[:-4]) != own or length > MAX_COPY_BYTES:
+            return None
+        return generation, copy, length, checksum
+
+
+def _body(copy: int) -> int:
+    return _COPIES + copy * MAX_COPY_BYTES + _HEAD.size
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def _dump(table: Table) -> bytes:
+    parts = [
+        _TABLE.pack(table.next_segment, len(table.segments), len(table.entries)),
+        struct.pack(f"<{len(table.segments)}I", *table.segments),
+    ]
+    for entry in table.entries:
+        name = entry.name.encode()[:MAX_NAME_BYTES]
+        file = entry.identity
+        parts.append(
+            _ENTRY.pack(
+                entry.slot,
+                entry.state,
+                entry.layout_version,
+                entry.nbytes,
+                entry.digest,
+                file.device,
+                file.inode,
+                file.size,
+                file.mtime_ns,
+                file.ctime_ns,
+                len(entry.runs),
+                len(name),
+            )
+        )
+        parts.append(name)
+        parts += [_RUN.pack(run.segment, run.first, run.count) for run in entry.runs]
+    return b"".join(parts)
+
+
+def _parse(body: bytes, generation: int) -> Table:
+    next_segment, segment_count, entry_count = _TABLE.unpack_from(body)
+    offset = _TABLE.size
+    segments = struct.unpack_from(f"<{segment_count}I", body, offset)
+    offset += 4 * segment_count
+    entries = []
+    for _ in range(entry_count):
+        slot, state, version, nbytes, digest, *file, runs, length = _ENTRY.unpack_from(body, offset)
+        offset += _ENTRY.size
+        name = body[offset : offset + length].decode("utf-8", "replace")
+        offset += length
+        pages = tuple(Run(*_RUN.unpack_from(body, offset + index * _RUN.size)) for index in range(runs))
+        offset += runs * _RUN.size
+        entries.append(Entry(slot, State(state), version, digest, nbytes, FileIdentity(*file), name, pages))
+    return Table(generation, next_segment, segments, tuple(entries))
