@@ -1,87 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device thread does: admits calls, asks residency for weights, executes batches, answers.
+"""What the device thread decides: which calls are admitted, which weights are asked for, which batch is next.
 
 Everything here runs on the device thread alone and knows no other thread; `engine` brings calls and actions to it.
 
 Invariants: a model is a candidate of the scheduler only while calls wait for it and residency is not loading it
-(`Served.loading_since` is None); a lease is taken in the turn in which `want` answered READY, and given back after the
-host saw every output of the execution.
+(`Served.loading_since` is None); an execution starts in the turn in which `want` answered READY.
 """
 
 from __future__ import annotations
 
 import heapq
-import logging
-from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
 
-import jax
-
-from ballast_worker.bundle.dimensions import program_name
-from ballast_worker.device.gate import UploadGate
-from ballast_worker.device.memory import Lease
 from ballast_worker.residency.demand import Readiness, Refusal
 from ballast_worker.residency.protocol import Residency
 from ballast_worker.serving import refusals
-from ballast_worker.serving.accounts import Accounts
-from ballast_worker.serving.assembly import assemble, cut
-from ballast_worker.serving.call import Call, Outcome
-from ballast_worker.serving.executable import device_works, to_host
-from ballast_worker.serving.journal import Journal
-from ballast_worker.serving.queues import Batch, Waiting
+from ballast_worker.serving.call import Call
+from ballast_worker.serving.executions import Executions, answer
+from ballast_worker.serving.queues import Waiting
 from ballast_worker.serving.scheduler import Scheduler
 from ballast_worker.serving.served import Served, Version
-
-_log = logging.getLogger(__name__)
-
-_GATED_BYTES = 16 << 10
-"""Inputs up to this size pass a load without delay and need no gate."""
-
-
-@dataclass(slots=True, eq=False)
-class _Execution:
-    """An execution under way."""
-
-    model: str
-    version: Version
-    batch: Batch
-    lease: Lease
-    outputs: list[jax.Array]
-    started: float
 
 
 class Dispatcher:
     """The state of the device thread; implements residency's `Demand` and `Listener`."""
 
-    def __init__(
-        self,
-        *,
-        device: jax.Device,
-        gate: UploadGate,
-        max_queue: int,
-        depth: int,
-        journal: Journal,
-        fatal: Callable[[str], None],
-        accounts: Accounts,
-        clock: Callable[[], float],
-    ) -> None:
-        self._device = device
-        self._gate = gate
+    def __init__(self, executions: Executions, *, max_queue: int, depth: int, clock: Callable[[], float]) -> None:
+        self._executions = executions
         self._max_queue = max_queue
         self._depth = depth
-        self._journal = journal
-        self._fatal = fatal
-        self._accounts = accounts
         self._clock = clock
         self._residency: Residency
         self._scheduler = Scheduler()
-        self._running: deque[_Execution] = deque()
-        self._executing: Counter[str] = Counter()
         self._timers: list[tuple[float, str]] = []
         self._sequence = 0
-        self._last_end = 0.0
         self.served: dict[str, Served] = {}
         """By name; other threads may look a name up."""
 
@@ -94,10 +46,10 @@ class Dispatcher:
     def step(self) -> bool:
         """Do one thing: start an execution, or wait for the end of the oldest one. False when there is nothing to do."""
         self._expire()
-        if len(self._running) < self._depth and self._start():
+        if len(self._executions) < self._depth and self._start():
             return True
-        if self._running:
-            self._finish(self._running.popleft())
+        if self._executions:
+            self._finish()
             return True
         return False
 
@@ -108,14 +60,14 @@ class Dispatcher:
     @property
     def idle(self) -> bool:
         """Nothing executes and nothing waits."""
-        return not self._running and not any(served.queue for served in self.served.values())
+        return not self._executions and not any(served.queue for served in self.served.values())
 
     def refuse_all(self, refusal: Refusal) -> None:
         """Refuse every waiting call, and see running executions to their end."""
         for name in list(self.served):
             self._refuse(name, refusal)
-        while self._running:
-            self._finish(self._running.popleft())
+        while self._executions:
+            self._finish()
 
     def admit(self, call: Call, arrived: float) -> None:
         """Queue a call, or refuse it."""
@@ -173,7 +125,7 @@ class Dispatcher:
 
     def executing(self, model: str) -> bool:
         """See `Demand.executing`."""
-        return self._executing[model] > 0
+        return self._executions.executing(model)
 
     def deadline(self, model: str) -> float | None:
         """See `Demand.deadline`."""
@@ -282,96 +234,19 @@ class Dispatcher:
 
     def _start(self) -> bool:
         """Enqueue the next batch, if there is one."""
-        while (name := self._scheduler.next(self._clock(), busy=bool(self._running))) is not None:
+        while (name := self._scheduler.next(self._clock(), busy=bool(self._executions))) is not None:
             served = self.served[name]
             if not self._want(name, served):
                 continue
             self._follow(name, served)
             if name not in self._scheduler:
                 continue  # the calls did not fit the version that has just replaced theirs
-            self._enqueue(name, served.current, self._scheduler.take(name))
+            self._executions.start(name, served.current, self._scheduler.take(name), self._residency)
             return True
         return False
 
-    def _enqueue(self, name: str, version: Version, batch: Batch) -> None:
-        calls = [waiting.call for waiting in batch.members]
-        program = version.programs[batch.program.dimensions]
-        lease = self._residency.lease(name)
-        self._executing[name] += 1
-        execution = _Execution(name, version, batch, lease, [], self._clock())
-        self._journal.begin(name, batch.program.dimensions)
-        try:
-            inputs = assemble(calls, program.shapes, batched=version.batched)
-            gated = sum(array.nbytes for array in inputs) > _GATED_BYTES
-            with self._gate.uploading() if gated else nullcontext():
-                uploaded = program.upload(inputs)
-                execution.started = self._clock()
-                execution.outputs = program.enqueue(lease.arrays, uploaded)
-                if gated:
-                    # Some runtimes enqueue a large copy from a thread of their own: only its end proves that it was.
-                    for array in uploaded:
-                        array.block_until_ready()
-        except Exception as error:  # noqa: BLE001 - the runtime raises what it likes; these calls fail, the worker serves on
-            self._failed(execution, error)
-            return
-        self._running.append(execution)
-
-    def _finish(self, execution: _Execution) -> None:
-        batch = execution.batch
-        try:
-            if execution.outputs:
-                execution.outputs[0].block_until_ready()
-            ended = self._clock()
-            outputs = to_host(execution.outputs)
-            answers = cut(
-                outputs,
-                execution.version.output_axes,
-                [waiting.call for waiting in batch.members],
-                batched=execution.version.batched,
-            )
-        except Exception as error:  # noqa: BLE001 - as in _enqueue
-            self._failed(execution, error)
-            return
-        # With several enqueued, one begins when the one before it has ended.
-        seconds = ended - max(execution.started, self._last_end)
-        self._last_end = ended
-        self._account(execution, seconds)
-        self._ended(execution)
-        for waiting, own in zip(batch.members, answers, strict=True):
-            answer(waiting.call, own)
-
-    def _account(self, execution: _Execution, seconds: float) -> None:
-        batch = execution.batch
-        served = self.served.get(execution.model)
+    def _finish(self) -> None:
+        name, surprise = self._executions.finish()
+        served = self.served.get(name)
         if served is not None:
-            served.queue.virtual += seconds - batch.program.seconds
-        batch.program.ran(seconds)
-        waits = [execution.started - waiting.arrived for waiting in batch.members]
-        self._accounts.dispatched(execution.model, rows=batch.rows, seconds=seconds, waits=waits)
-
-    def _failed(self, execution: _Execution, error: Exception) -> None:
-        program = program_name(dict(execution.batch.program.dimensions))
-        _log.exception("executing model %s (%s) failed", execution.model, program, exc_info=error)
-        if not device_works(self._device):
-            # The journal still names the model, so that the next process knows.
-            self._fatal(f"the device takes no more work after model '{execution.model}' ({program}): {error}")
-        self._ended(execution)
-        for waiting in execution.batch.members:
-            answer(waiting.call, refusals.execution_failed(execution.model, program, error))
-
-    def _ended(self, execution: _Execution) -> None:
-        self._journal.end(execution.model, execution.batch.program.dimensions)
-        execution.outputs.clear()
-        execution.lease.release()
-        self._executing[execution.model] -= 1
-        if not self._executing[execution.model]:
-            del self._executing[execution.model]
-        self._residency.dispatched(execution.model)
-
-
-def answer(call: Call, outcome: Outcome) -> None:
-    """Give a call its outcome; whatever its `done` raises stays with it."""
-    try:
-        call.done(outcome)
-    except Exception:  # noqa: BLE001 - a caller's fault must not end the device thread
-        _log.exception("the answer of a request for model %s could not be given", call.model)
+            served.queue.virtual += surprise

@@ -21,8 +21,9 @@ from ballast_worker.residency.protocol import Residency
 from ballast_worker.serving import refusals
 from ballast_worker.serving.accounts import Accounts
 from ballast_worker.serving.call import Call, ModelLoad, ServableModel
-from ballast_worker.serving.dispatcher import Dispatcher, answer
+from ballast_worker.serving.dispatcher import Dispatcher
 from ballast_worker.serving.executable import ProgramUnusableError
+from ballast_worker.serving.executions import Executions, answer
 from ballast_worker.serving.journal import Journal, NoJournal
 from ballast_worker.serving.served import load_version
 
@@ -63,16 +64,15 @@ class DeviceEngine:
         self._device = device
         self._clock = clock
         self._accounts = Accounts()
-        self._dispatcher = Dispatcher(
+        executions = Executions(
             device=device,
             gate=gate,
-            max_queue=max_queue,
-            depth=depth,
             journal=journal or NoJournal(),
             fatal=fatal or _end_process,
             accounts=self._accounts,
             clock=clock,
         )
+        self._dispatcher = Dispatcher(executions, max_queue=max_queue, depth=depth, clock=clock)
         self._inbox: queue.SimpleQueue[tuple[Call, float] | _Action] = queue.SimpleQueue()
         self._loaders = ThreadPoolExecutor(2, thread_name_prefix="executable-loader")
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)

@@ -66,7 +66,9 @@ class Frontend:
         self._http = HttpServer(
             service, max_body_bytes=config.max_request_bytes, timeout_seconds=config.request_timeout_seconds
         )
-        self._grpc = GrpcServer(service, max_message_bytes=config.max_request_bytes)
+        self._grpc = GrpcServer(
+            service, max_message_bytes=config.max_request_bytes, timeout_seconds=config.request_timeout_seconds
+        )
         try:
             http = await self._http.start(config.host, config.http_port)
             return Ports(http, await self._grpc.start(config.host, config.grpc_port))

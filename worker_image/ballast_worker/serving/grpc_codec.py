@@ -14,9 +14,6 @@ from ballast_worker.serving.call import Array
 from ballast_worker.serving.http_codec import raw_bytes, refuse_output_parameters, timeout
 from ballast_worker.serving.signature import Request, RequestError, Signature, Tensor, from_raw, from_values
 
-MODEL_NAME: Final = 1
-"""Field number of the model's name in ModelInferRequest, ModelReadyRequest and ModelMetadataRequest."""
-MODEL_VERSION: Final = 2
 _RAW_INPUTS: Final = 7
 _RAW_OUTPUTS: Final = 6
 
@@ -35,17 +32,25 @@ _CONTENTS: Final[Mapping[str, str]] = {
 }
 
 
-def decode(signature: Signature, message: bytes) -> Request:
-    """Read a ModelInferRequest. Arrays of raw tensors are views of the message.
+def parse(message: bytes) -> tuple[pb.ModelInferRequest, list[memoryview]]:
+    """A ModelInferRequest without its raw tensors, and those as views of the message.
 
     Raises:
-        RequestError: the message is not a request that this model can be asked.
+        RequestError: the message is no ModelInferRequest.
     """
     try:
         rest, raw = wire.split(message, _RAW_INPUTS)
-        infer = pb.ModelInferRequest.FromString(rest)
+        return pb.ModelInferRequest.FromString(rest), raw
     except (wire.WireError, DecodeError) as error:
         raise RequestError(f"the message is no ModelInferRequest: {error}") from error
+
+
+def decode(signature: Signature, infer: pb.ModelInferRequest, raw: Sequence[memoryview]) -> Request:
+    """Read what `parse` gave. Arrays of raw tensors are views of the message.
+
+    Raises:
+        RequestError: it is not a request that this model can be asked.
+    """
     if raw and len(raw) != len(infer.inputs):
         raise RequestError(
             f"{len(raw)} raw_input_contents for {len(infer.inputs)} inputs: send all inputs raw, or none"

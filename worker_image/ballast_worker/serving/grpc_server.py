@@ -5,24 +5,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from ballast_contract.names import FORWARDED_HEADER, OIP_SERVICE
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.residency.demand import Refusal
-from ballast_worker.serving import grpc_codec, metadata, wire
+from ballast_worker.serving import grpc_codec, metadata
 from ballast_worker.serving.call import Outcome
 from ballast_worker.serving.catalog import Elsewhere, Here
+from ballast_worker.serving.forward_grpc import GrpcForwarder
 from ballast_worker.serving.metadata import VERSION
-from ballast_worker.serving.service import Service
+from ballast_worker.serving.service import Service, moving
 from ballast_worker.serving.signature import RequestError
 from ballast_worker.serving.status import grpc_status, retry_after
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Behaviour = Callable[[bytes, Context], Awaitable[bytes]]
+
+_Message = TypeVar("_Message", pb.ModelReadyRequest, pb.ModelMetadataRequest)
 
 RETRY_AFTER: Final = "retry-after"
 """Trailing metadata: whole seconds until another try makes sense."""
@@ -31,8 +35,10 @@ RETRY_AFTER: Final = "retry-after"
 class GrpcServer(grpc.GenericRpcHandler):
     """Answers calls from a `Service`. Belongs to the event loop."""
 
-    def __init__(self, service: Service, *, max_message_bytes: int) -> None:
+    def __init__(self, service: Service, *, max_message_bytes: int, timeout_seconds: float) -> None:
         self._service = service
+        self._timeout_seconds = timeout_seconds
+        self._forwarder = GrpcForwarder()
         self._server = grpc.aio.server(
             handlers=(self,),
             options=[
@@ -75,6 +81,7 @@ class GrpcServer(grpc.GenericRpcHandler):
     async def stop(self, grace_seconds: float) -> None:
         """Take no new calls, let those under way end within the grace."""
         await self._server.stop(grace_seconds)
+        await self._forwarder.close()
 
     async def _live(self, message: bytes, context: Context) -> bytes:
         del message, context
@@ -89,27 +96,33 @@ class GrpcServer(grpc.GenericRpcHandler):
         return pb.ServerMetadataResponse(**metadata.server()).SerializeToString()
 
     async def _model_ready(self, message: bytes, context: Context) -> bytes:
-        model, found = await self._find(message, context)
+        request = await _parse(pb.ModelReadyRequest, message, context)
+        found = await self._find(request.name, request.version, context)
         if isinstance(found, Elsewhere):
-            raise NotImplementedError
-        del model
+            return await self._forward(found, "ModelReady", request.name, message, context)
         return pb.ModelReadyResponse(ready=found.refusal is None).SerializeToString()
 
     async def _model_metadata(self, message: bytes, context: Context) -> bytes:
-        model, found = await self._find(message, context)
+        request = await _parse(pb.ModelMetadataRequest, message, context)
+        found = await self._find(request.name, request.version, context)
         if isinstance(found, Elsewhere):
-            raise NotImplementedError
-        described = metadata.model(model, self._service.signature(model, found.manifest))
+            return await self._forward(found, "ModelMetadata", request.name, message, context)
+        described = metadata.model(request.name, self._service.signature(request.name, found.manifest))
         return pb.ModelMetadataResponse(**described).SerializeToString()
 
     async def _infer(self, message: bytes, context: Context) -> bytes:
-        model, found = await self._find(message, context)
+        try:
+            head, raw = grpc_codec.parse(message)
+        except RequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        model = head.model_name
+        found = await self._find(model, head.model_version, context)
         if isinstance(found, Elsewhere):
-            raise NotImplementedError
+            return await self._forward(found, "ModelInfer", model, message, context)
         if found.refusal is not None:
             await _refuse(context, found.refusal)
         try:
-            request = grpc_codec.decode(self._service.signature(model, found.manifest), message)
+            request = grpc_codec.decode(self._service.signature(model, found.manifest), head, raw)
         except RequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -124,17 +137,35 @@ class GrpcServer(grpc.GenericRpcHandler):
             await _refuse(context, outcome)
         return grpc_codec.encode(model, VERSION, request, outcome)
 
-    async def _find(self, message: bytes, context: Context) -> tuple[str, Here | Elsewhere]:
-        try:
-            model = wire.first_text(message, grpc_codec.MODEL_NAME)
-            version = wire.first_text(message, grpc_codec.MODEL_VERSION)
-        except wire.WireError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message is damaged: {error}")
+    async def _find(self, model: str, version: str, context: Context) -> Here | Elsewhere:
         forwarded = any(key == FORWARDED_HEADER for key, _ in context.invocation_metadata() or ())
         found = self._service.find(model, version, forwarded=forwarded)
         if isinstance(found, Refusal):
             await _refuse(context, found)
-        return model, found
+        return found
+
+    async def _forward(self, found: Elsewhere, method: str, model: str, message: bytes, context: Context) -> bytes:
+        remaining = context.time_remaining()
+        try:
+            answer = await self._forwarder.forward(
+                found.endpoints,
+                f"/{OIP_SERVICE}/{method}",
+                message,
+                timeout_seconds=self._timeout_seconds if remaining is None else remaining,
+            )
+        except grpc.aio.AioRpcError as error:
+            trailing = tuple((key, value) for key, value in error.trailing_metadata() if key == RETRY_AFTER)
+            await context.abort(error.code(), error.details() or "", trailing)
+        if answer is None:
+            await _refuse(context, moving(model))
+        return answer
+
+
+async def _parse(kind: type[_Message], message: bytes, context: Context) -> _Message:
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message is no {kind.DESCRIPTOR.name}: {error}")
 
 
 async def _refuse(context: Context, refusal: Refusal) -> NoReturn:

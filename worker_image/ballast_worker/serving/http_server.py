@@ -15,10 +15,11 @@ from ballast_worker.serving import http_codec, metadata, routes
 from ballast_worker.serving.call import Array, Outcome
 from ballast_worker.serving.catalog import Elsewhere, Here
 from ballast_worker.serving.content_coding import ContentCodingError, inflate, is_plain
+from ballast_worker.serving.forward_http import HttpForwarder
 from ballast_worker.serving.http_connection import Exchange, HttpConnection
 from ballast_worker.serving.metadata import VERSION
 from ballast_worker.serving.routes import Operation, Route
-from ballast_worker.serving.service import Service
+from ballast_worker.serving.service import Service, forward_timeout, moving
 from ballast_worker.serving.signature import Request, RequestError
 from ballast_worker.serving.status import http_status, retry_after
 
@@ -36,6 +37,7 @@ class HttpServer:
         self._connections: set[HttpConnection] = set()
         self._all_closed = asyncio.Event()
         self._all_closed.set()
+        self._forwarder = HttpForwarder(timeout_seconds=timeout_seconds)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -66,6 +68,7 @@ class HttpServer:
                 await self._all_closed.wait()
         for connection in list(self._connections):
             connection.abort()
+        self._forwarder.close()
         await self._server.wait_closed()
 
     def _connect(self) -> HttpConnection:
@@ -120,7 +123,7 @@ class HttpServer:
         if isinstance(found, Refusal):
             refuse(exchange, found)
         elif isinstance(found, Elsewhere):
-            raise NotImplementedError
+            self._spawn(self._forward(exchange, route.model, found))
         elif route.operation is Operation.MODEL_METADATA:
             signature = self._service.signature(route.model, found.manifest)
             exchange.respond_json(200, metadata.model(route.model, signature))
@@ -156,6 +159,19 @@ class HttpServer:
                 _answer(exchange, model, request, outcome)
 
         self._service.submit(model, request, receive)
+
+    async def _forward(self, exchange: Exchange, model: str, found: Elsewhere) -> None:
+        try:
+            answer = await self._forwarder.forward(found.endpoints, exchange.request)
+        except TimeoutError:
+            refuse(exchange, forward_timeout(model, self._timeout_seconds))
+            return
+        if answer is None:
+            refuse(exchange, moving(model))
+        else:
+            exchange.respond(
+                answer.status, answer.body, content_type=answer.content_type, headers=answer.passed_headers
+            )
 
     async def _inflate(self, exchange: Exchange, model: str, here: Here, coding: bytes) -> None:
         """Undo the content coding of a body on a thread, so that the loop goes on."""

@@ -20,16 +20,14 @@ class Program:
     Attributes:
         dimensions: concrete values of every dimension.
         rows: value of the batch dimension; 1 where there is none.
-        seconds: what one run takes, smoothed; the builder's second run to begin with.
+        measured: seconds that one run takes, smoothed; the builder's second run to begin with.
+        seconds: what one run is believed to take, see `Bucket.learn`.
     """
 
     dimensions: Dimensions
     rows: int
-    seconds: float
-
-    def ran(self, seconds: float) -> None:
-        """Learn from a run."""
-        self.seconds += _SMOOTHING * (seconds - self.seconds)
+    measured: float
+    seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +41,25 @@ class Bucket:
 
     others: Mapping[str, int]
     programs: list[Program] = field(default_factory=list)
+
+    def learn(self, program: Program, seconds: float) -> None:
+        """Take a run of one of the programs into account."""
+        program.measured += _SMOOTHING * (seconds - program.measured)
+        self.believe()
+
+    def believe(self) -> None:
+        """Set what each program is believed to take.
+
+        A program that looks expensive is not run and so never measured again. Therefore no program is believed to take
+        longer than a larger one does, nor longer than smaller ones run one after the other in its place.
+        """
+        bound = math.inf
+        for program in reversed(self.programs):
+            bound = program.seconds = min(program.measured, bound)
+        per_row = math.inf
+        for program in self.programs:
+            program.seconds = min(program.seconds, per_row * program.rows)
+            per_row = min(per_row, program.seconds / program.rows)
 
     @property
     def largest(self) -> int:
@@ -74,6 +91,7 @@ class ProgramTable:
         self._buckets = sorted(buckets.values(), key=lambda bucket: math.prod(bucket.others.values()))
         for bucket in self._buckets:
             bucket.programs.sort(key=lambda program: program.rows)
+            bucket.believe()
 
     def limit(self, bucket: Bucket) -> int:
         """Rows that are put together at most."""

@@ -52,11 +52,7 @@ class Service:
         if found is None:
             return Refusal(Reason.NOT_REQUESTED, f"there is no model '{model}' in this pool")
         if isinstance(found, Elsewhere) and (forwarded or not found.endpoints):
-            return Refusal(
-                Reason.WORKER_GONE,
-                f"model '{model}' is being moved between workers: try again",
-                retry_after_seconds=1.0,
-            )
+            return moving(model)
         return found
 
     def signature(self, model: str, manifest: Manifest) -> Signature:
@@ -92,3 +88,17 @@ class Service:
                 done=functools.partial(self._mailbox.put, receive),
             )
         )
+
+
+def moving(model: str) -> Refusal:
+    """No worker that is known to have the model answers for it."""
+    return Refusal(
+        Reason.WORKER_GONE,
+        f"model '{model}' is on its way from one worker to another: try again",
+        retry_after_seconds=1.0,
+    )
+
+
+def forward_timeout(model: str, seconds: float) -> Refusal:
+    """Another worker took too long."""
+    return Refusal(Reason.DEADLINE_EXCEEDED, f"the worker that has model '{model}' did not answer within {seconds:g} s")

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passing a gRPC call on to another worker of the pool: one hop, message untouched, channels used again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from ballast_contract.names import FORWARDED_HEADER
+from ballast_worker.serving.catalog import Endpoint
+
+_CHANNELS: Final = 256
+_ELSEWHERE: Final = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE)
+"""Answers after which the next worker is asked: not there any more, or not reached."""
+
+
+class GrpcForwarder:
+    """Calls to other workers. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._channels: OrderedDict[Endpoint, grpc.aio.Channel] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def forward(
+        self, endpoints: Sequence[Endpoint], method: str, message: bytes, *, timeout_seconds: float
+    ) -> bytes | None:
+        """The answer of the first endpoint that has the model; None when none of them does or can be reached.
+
+        Raises:
+            grpc.aio.AioRpcError: what the other worker refused with.
+        """
+        for endpoint in endpoints:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel(endpoint).unary_unary(method)
+            try:
+                answer: bytes = await call(message, timeout=timeout_seconds, metadata=((FORWARDED_HEADER, "1"),))
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _ELSEWHERE:
+                    raise
+            else:
+                return answer
+        return None
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    def _channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+            channel = grpc.aio.insecure_channel(
+                f"{host}:{endpoint.grpc_port}",
+                options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
+            )
+            self._channels[endpoint] = channel
+        self._channels.move_to_end(endpoint)
+        if len(self._channels) > _CHANNELS:
+            task = asyncio.get_running_loop().create_task(self._channels.popitem(last=False)[1].close(None))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        return channel
