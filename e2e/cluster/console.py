@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress lines, waiting, and the one error type whose message is meant for the person at the terminal."""
+"""Progress lines, and the one error type whose message is meant for the person at the terminal."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,16 +31,6 @@ def timed(what: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     say(f"{what}: {time.monotonic() - started:.1f} s")
-
-
-def wait(what: str, ready: Callable[[], bool], *, seconds: float, log: Path | None = None) -> None:
-    """Poll until ready; the error carries the end of the log of whoever was waited for."""
-    deadline = time.monotonic() + seconds
-    while not ready():
-        if time.monotonic() > deadline:
-            raise ClusterError("\n".join([f"{what}: not so after {seconds:.0f} s", *tail(log)]))
-        time.sleep(0.05)
-    say(what)
 
 
 def tail(log: Path | None, lines: int = 15) -> list[str]:

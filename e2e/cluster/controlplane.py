@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 
 from e2e.cluster.commands import kubectl, put
-from e2e.cluster.console import wait
 from e2e.cluster.pki import certificate, kubeconfig, make_authority
 from e2e.cluster.processes import Processes
 from e2e.cluster.settings import Settings
@@ -55,11 +54,11 @@ def healthy(settings: Settings, url: str) -> bool:
 
 def default_account_made(settings: Settings) -> None:
     """Wait for the controller manager to have made the ServiceAccount that pods need."""
-    wait(
+    Processes(settings).wait(
+        "kube-controller-manager",
         "default ServiceAccount exists",
         lambda: kubectl(settings, "get", "serviceaccount", "default", check=False).returncode == 0,
         seconds=60,
-        log=Processes(settings).log("kube-controller-manager"),
     )
 
 
@@ -88,7 +87,7 @@ def _etcd_up(processes: Processes) -> None:
     argv += ["--heartbeat-interval=20", "--election-timeout=100"]  # alone, it elects itself sooner
     processes.spawn("etcd", argv)
     ready = f"{clients}/health"
-    wait("etcd answers", lambda: healthy(settings, ready), seconds=30, log=processes.log("etcd"))
+    processes.wait("etcd", "etcd answers", lambda: healthy(settings, ready), seconds=30)
 
 
 def _api_server_up(processes: Processes, *, controllers: bool, nodes: bool) -> None:
@@ -124,7 +123,7 @@ def _api_server_up(processes: Processes, *, controllers: bool, nodes: bool) -> N
         argv += ["--disable-admission-plugins=ServiceAccount"]  # nobody makes the ServiceAccount that pods would need
     processes.spawn("kube-apiserver", argv)
     ready = f"{settings.api_url}/readyz"
-    wait("kube-apiserver is ready", lambda: healthy(settings, ready), seconds=90, log=processes.log("kube-apiserver"))
+    processes.wait("kube-apiserver", "kube-apiserver is ready", lambda: healthy(settings, ready), seconds=90)
 
 
 def _controller_manager_up(processes: Processes) -> None:

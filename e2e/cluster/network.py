@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from e2e.cluster.commands import run
+from e2e.cluster.console import ClusterError
 from e2e.cluster.settings import Settings
 
 INTERFACES = Path("/sys/class/net")
@@ -13,6 +14,12 @@ INTERFACES = Path("/sys/class/net")
 
 def bridge_up(settings: Settings) -> None:
     """Make the bridge, which carries the API server's address."""
+    for line in run(settings, "ip", "-oneline", "addr", "show", "to", f"{settings.net}.0/24").stdout.splitlines():
+        if (taken := line.split()[1]) != settings.bridge:
+            raise ClusterError(
+                f"the network {settings.net}.0/24 is in use by interface {taken}: set BALLAST_CLUSTER_NET to another, "
+                "and BALLAST_CLUSTER_PODS, _SERVICES and _PORTS too if that is another cluster's"
+            )
     if not (INTERFACES / settings.bridge).exists():
         run(settings, "ip", "link", "add", settings.bridge, "type", "bridge")
     run(settings, "ip", "addr", "replace", f"{settings.api_host}/24", "dev", settings.bridge)

@@ -7,13 +7,14 @@ import contextlib
 import json
 import re
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from e2e.cluster import manifests
 from e2e.cluster.cgroups import make_cgroup
 from e2e.cluster.commands import kubectl, put, run
-from e2e.cluster.console import ClusterError, wait
+from e2e.cluster.console import ClusterError
 from e2e.cluster.network import connect_node
 from e2e.cluster.pki import certificate, kubeconfig
 from e2e.cluster.processes import Processes
@@ -94,12 +95,7 @@ class Node:
             self.name, [*unshare, "--propagation=private", "bash", "-c", "\n".join(script)], inner=True
         )
         pause = str((self.settings.bin / "pause").resolve())
-        wait(
-            f"{self.name}: namespaces",
-            lambda: _program_of(pid) == pause,
-            seconds=10,
-            log=self.processes.log(self.name),
-        )
+        self.processes.wait(self.name, f"{self.name}: namespaces", lambda: _program_of(pid) == pause, seconds=10)
         connect_node(self.settings, self.number, pid=pid)
         return True
 
@@ -118,11 +114,11 @@ class Node:
         name = f"{self.name}.containerd"
         argv = self.inside("containerd", "--config", self.folder / "containerd.toml")
         self.processes.spawn(name, argv, inner=True)
-        wait(
+        self.processes.wait(
+            name,
             f"{self.name}: containerd answers",
             lambda: self.ctr("version", check=False).returncode == 0,
             seconds=30,
-            log=self.processes.log(name),
         )
 
     def kubelet_up(self) -> None:
@@ -152,18 +148,24 @@ class Node:
 
     def wait_ready(self, *, gpus: int) -> None:
         """Wait until pods can be placed here, with the GPUs allocatable."""
-        log = self.processes.log(f"{self.name}.kubelet")
-        wait(f"{self.name}: node is Ready", self._ready, seconds=90, log=log)
+        self.processes.wait(f"{self.name}.kubelet", f"{self.name}: node is Ready", self._ready, seconds=90)
         if gpus:
-            log = self.processes.log(f"{self.name}.device-plugin")
-            what = f"{self.name}: {gpus} {GPU_RESOURCE} allocatable"
-            wait(
-                what, lambda: self._status().get("allocatable", {}).get(GPU_RESOURCE) == str(gpus), seconds=60, log=log
+            self.processes.wait(
+                f"{self.name}.device-plugin",
+                f"{self.name}: {gpus} {GPU_RESOURCE} allocatable",
+                lambda: self._status().get("allocatable", {}).get(GPU_RESOURCE) == str(gpus),
+                seconds=60,
             )
 
     def _ready(self) -> bool:
-        conditions = self._status().get("conditions", [])
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        """Whether the kubelet that runs now says so: what one before it said stays in the API for a while."""
+        since = (self.settings.run / f"{self.name}.kubelet.pid").stat().st_mtime - 1  # heartbeats are whole seconds
+        return any(
+            each["type"] == "Ready"
+            and each["status"] == "True"
+            and datetime.fromisoformat(each["lastHeartbeatTime"]).timestamp() >= since
+            for each in self._status().get("conditions", [])
+        )
 
     def _status(self) -> dict[str, Any]:
         found = kubectl(self.settings, "get", "node", self.name, "-o", "json", check=False)

@@ -8,11 +8,11 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from e2e.cluster.commands import environment
-from e2e.cluster.console import ClusterError, tail
+from e2e.cluster.console import ClusterError, say, tail
 from e2e.cluster.settings import Settings
 
 
@@ -103,6 +103,20 @@ class Processes:
         process.returncode = 0
         (self.settings.run / f"{name}.pid").write_text(f"{pid} {start_time(pid)}\n")
         return pid
+
+    def wait(self, name: str, what: str, ready: Callable[[], bool], *, seconds: float) -> None:
+        """Poll until ready; the error carries the end of the log of the process that was waited for."""
+        deadline = time.monotonic() + seconds
+        while True:
+            # Asked first: on a taken port somebody else may answer for a process that has ended.
+            alive = self.running(name)
+            if alive and ready():
+                break
+            if not alive or time.monotonic() > deadline:
+                why = f"not so after {seconds:.0f} s" if alive else f"{name} has ended"
+                raise ClusterError("\n".join([f"{what}: {why}", *tail(self.log(name))]))
+            time.sleep(0.05)
+        say(what)
 
     def stop(self, name: str, *, seconds: float = 20) -> None:
         """End a process at once: nothing that it could still write is wanted again."""
