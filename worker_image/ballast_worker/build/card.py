@@ -36,9 +36,13 @@ def card_memory(ordinal: int) -> CardMemory | None:
         return None
     try:
         digits = bytes(raw.bytes).hex()
-        uuid = f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        uuid = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
         handle, memory = ctypes.c_void_p(), _Memory()
-        if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
+        # A slice of a card has an identifier of its own kind.
+        for kind in ("GPU", "MIG"):
+            if nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}".encode(), ctypes.byref(handle)) == 0:
+                break
+        else:
             return None
         if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
             return None

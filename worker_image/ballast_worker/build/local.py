@@ -17,6 +17,7 @@ from typing import IO, Any, Final
 
 from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuildFailure, BuildRequest, BuildResult, Dimensions
+from ballast_worker.build.runtime import describe
 from ballast_worker.build.store import Entry, ExecutableStore, Key, Runtime
 
 _LAST_LINES: Final = 12
@@ -79,17 +80,23 @@ class LocalBuilder:
             for process in self._running:
                 _kill(process)
 
-    def _missing(self, request: BuildRequest) -> tuple[Dimensions, ...]:
-        """Programs to build. All of them while the runtime is not known: the builder process looks before it builds."""
+    def _runtime(self, request: BuildRequest) -> Runtime | None:
+        """What programs are built for; on cuda the first builder process tells, since only a JAX client can."""
         with self._lock:
             runtime = self._runtimes.get((request.backend, request.ordinal))
+            if runtime is None and request.backend == "cpu":
+                runtime = self._runtimes[request.backend, request.ordinal] = describe("cpu", "cpu")
+        return runtime
+
+    def _missing(self, request: BuildRequest) -> tuple[Dimensions, ...]:
+        """Programs to build. All of them while the runtime is not known: the builder process looks before it builds."""
+        runtime = self._runtime(request)
         if runtime is None:
             return request.programs
         return tuple(p for p in request.programs if self._store.get(Key(request.digest, p, runtime)) is None)
 
     def _entries(self, request: BuildRequest) -> list[Entry] | None:
-        with self._lock:
-            runtime = self._runtimes.get((request.backend, request.ordinal))
+        runtime = self._runtime(request)
         if runtime is None:
             return None
         found = [self._store.get(Key(request.digest, program, runtime)) for program in request.programs]
@@ -184,7 +191,7 @@ class LocalBuilder:
             match event["event"]:
                 case "runtime":
                     with self._lock:
-                        self._runtimes[request.backend, request.ordinal] = _runtime(event["runtime"])
+                        self._runtimes[request.backend, request.ordinal] = _parse_runtime(event["runtime"])
                 case "progress":
                     progress(event["text"])
                 case "built":
@@ -195,7 +202,7 @@ class LocalBuilder:
                     outcome.finished = True
 
 
-def _runtime(fields: dict[str, Any]) -> Runtime:
+def _parse_runtime(fields: dict[str, Any]) -> Runtime:
     pairs = {name: tuple((key, value) for key, value in fields[name]) for name in ("libraries", "flags")}
     return Runtime(**{**fields, **pairs})
 

@@ -57,7 +57,7 @@ def _serve(request: Mapping[str, Any], events: TextIO) -> None:
     from ballast_worker.build import runtime, work  # noqa: PLC0415
 
     device = work.device(request["backend"], request["ordinal"])
-    described = runtime.describe(device)
+    described = runtime.describe(request["backend"], device.device_kind)
     _emit(events, event="runtime", runtime=asdict(described), deviceBytes=card.total if card else None)
     if not request["programs"]:
         return

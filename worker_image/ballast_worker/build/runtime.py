@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import jax
-
 from ballast_worker.build.store import Runtime
 
 COMPILER_ENVIRONMENT: Final = ("NVIDIA_TF32_OVERRIDE", "XLA_FLAGS")
@@ -21,13 +19,19 @@ COMPILER_ENVIRONMENT: Final = ("NVIDIA_TF32_OVERRIDE", "XLA_FLAGS")
 _CPU_FIELDS: Final = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
 
 
-def describe(device: jax.Device, environment: Mapping[str, str] = os.environ) -> Runtime:
-    """The runtime of this process for a device of its JAX client."""
-    cuda = device.platform in ("gpu", "cuda")
+def describe(backend: str, device_kind: str, environment: Mapping[str, str] = os.environ) -> Runtime:
+    """The runtime of this process.
+
+    Args:
+        backend: cpu or cuda.
+        device_kind: as the JAX client names the device; on cpu the processor's own features count instead.
+        environment: of the process.
+    """
+    cuda = backend == "cuda"
     return Runtime(
-        backend="cuda" if cuda else device.platform,
-        device_kind=device.device_kind if cuda else f"{platform.machine()}-{_cpu_digest()}",
-        jax=jax.__version__,
+        backend=backend,
+        device_kind=device_kind if cuda else f"{platform.machine()}-{_cpu_digest()}",
+        jax=importlib.metadata.version("jax"),
         jaxlib=importlib.metadata.version("jaxlib"),
         driver=_nvidia_driver() if cuda else "",
         libraries=_libraries() if cuda else (),

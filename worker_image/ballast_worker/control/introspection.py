@@ -42,7 +42,7 @@ def pages(worker: Worker) -> Mapping[str, Page]:
                 "capacity": parts.memory.statistics().capacity,
                 "extents": [
                     {
-                        "model": extent.key,
+                        "model": extent.key.rpartition("#")[0] or extent.key,
                         "offset": extent.offset,
                         "bytes": extent.nbytes,
                         "state": extent.state.value,

@@ -13,7 +13,7 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record; what was given as `extra` becomes fields of it."""
+    """One JSON object per record; what was given as `extra` becomes fields of it, but for `table`, which is for people."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
@@ -23,7 +23,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        fields |= {name: value for name, value in vars(record).items() if name not in _STANDARD and name != "table"}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str)
@@ -36,6 +36,8 @@ class HumanFormatter(logging.Formatter):
         """The record as people read it."""
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         text = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {level}{record.getMessage()}"
+        if table := vars(record).get("table"):
+            text += f"\n{table}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 

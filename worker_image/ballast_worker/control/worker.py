@@ -308,9 +308,14 @@ class Worker:
     def _tell(self, plan: Plan) -> None:
         lines = {line.name: line.nbytes for line in plan.lines}
         _log.info(
-            "device memory plan\n%s",
-            render(plan),
-            extra={"event": "device.plan", "budget": plan.budget, "lines": lines, "fits": plan.fits},
+            "device memory plan",
+            extra={
+                "event": "device.plan",
+                "budget": plan.budget,
+                "lines": lines,
+                "fits": plan.fits,
+                "table": render(plan),
+            },
         )
         for warning in plan.warnings:
             _log.warning("%s", warning)
