@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         return _dispatch(options, Settings.from_environment())
     except ClusterError as error:
         print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("cluster: interrupted; the same command goes on from here", file=sys.stderr)
