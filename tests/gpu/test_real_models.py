@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole worker on the GPU with the real sample models: the same answers as on the CPU, and a plan that holds.
 
-BALLAST_GPU_MODELS names a folder with sample bundles (see e2e/samples/models/build.py).
+GPU_MODELS names a folder with sample bundles (see e2e/samples/models/build.py).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def get(port, path):
 
 @pytest.fixture(scope="module")
 def models():
-    folder = os.environ.get("BALLAST_GPU_MODELS")
+    folder = os.environ.get("GPU_MODELS")
     if not folder:
-        pytest.skip("BALLAST_GPU_MODELS names no folder with sample bundles")
+        pytest.skip("GPU_MODELS names no folder with sample bundles")
     return Path(folder)
 
 
