@@ -146,7 +146,7 @@ def test_the_plan_sums_to_the_budget_and_the_drivers_figure_is_beside_it(worker)
     plan = json.loads(get(INTROSPECTION, "/plan"))
     print(json.dumps(plan, indent=1))
     assert sum(int(line["bytes"]) for line in plan["lines"]) == 4 << 30
-    used = plan.get("driverUsedBytes")
+    used = plan.get("driver_used_bytes")
     assert used is not None, "this test wants the device for itself"
     slack = next(int(line["bytes"]) for line in plan["lines"] if line["line"] == "slack")
     assert int(used) <= (4 << 30) - slack + (64 << 20)
@@ -156,8 +156,8 @@ def test_device_memory_does_not_grow_while_models_come_and_go(worker, models):
     names = sorted(p.name for p in models.iterdir() if (p / "manifest.yaml").exists())
     for name in names:
         infer(name, inputs_of(name))
-    before = json.loads(get(INTROSPECTION, "/plan")).get("driverUsedBytes")
+    before = json.loads(get(INTROSPECTION, "/plan")).get("driver_used_bytes")
     for _ in range(50):
         for name in names:
             infer(name, inputs_of(name))
-    assert json.loads(get(INTROSPECTION, "/plan")).get("driverUsedBytes") == before
+    assert json.loads(get(INTROSPECTION, "/plan")).get("driver_used_bytes") == before

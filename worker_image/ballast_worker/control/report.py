@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+import ballast_contract
 from ballast_contract.config import ResidencyWish
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.control.models import Failure, ModelView, Stage
@@ -19,7 +19,7 @@ from ballast_worker.residency.demand import Decision
 from ballast_worker.residency.protocol import CompactionResult, ModelSnapshot, ResidencySnapshot, Tier
 from ballast_worker.serving.call import ModelLoad
 
-VERSION: Final = importlib.metadata.version("ballast")
+VERSION: Final = ballast_contract.__version__
 
 
 class Phase(Enum):
