@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from ballast_contract.config import ResidencyWish
-from ballast_contract.reasons import Reason
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.gate import UploadGate
 from ballast_worker.residency.demand import Readiness, Refusal
@@ -285,5 +284,6 @@ class Server:
     def grpc(self) -> str:
         return f"127.0.0.1:{self.front.ports.grpc}"
 
-
-REFUSED = Refusal(Reason.INSUFFICIENT_DEVICE_MEMORY, "no room", retry_after_seconds=2.0)
+    def stop(self) -> None:
+        if self.front._thread.is_alive():
+            self.front.stop(grace_seconds=1)

@@ -169,7 +169,7 @@ def make_server() -> Iterator[Callable[..., Server]]:
 
     yield make
     for server in servers:
-        server.front.stop(grace_seconds=1)
+        server.stop()
         server.rig.engine.stop(drain_seconds=0)
 
 

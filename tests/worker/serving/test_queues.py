@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -87,6 +87,7 @@ def test_a_model_that_was_idle_gains_nothing_by_it():
     assert order[0] == "idle", "it did not have to wait for the backlog of the other"
 
 
+@settings(max_examples=30)
 @given(
     costs=st.lists(st.floats(0.001, 1.0), min_size=2, max_size=6),
     rounds=st.integers(10, 200),
@@ -159,3 +160,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(max_examples=30, stateful_step_count=30)

@@ -12,6 +12,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ballast_contract.names import FORWARDED_HEADER, OIP_SERVICE
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving import grpc_codec, metadata
@@ -134,12 +135,17 @@ class GrpcServer(grpc.GenericRpcHandler):
         self._service.submit(model, request, receive, remaining=context.time_remaining())
         outcome = await future
         if isinstance(outcome, Refusal):
-            await _refuse(context, outcome)
+            if outcome.reason is not Reason.NOT_REQUESTED or _forwarded(context):
+                await _refuse(context, outcome)
+            # The model has just left this worker: it is asked for where it is now.
+            found = await self._find(model, head.model_version, context)
+            if isinstance(found, Elsewhere):
+                return await self._forward(found, "ModelInfer", model, message, context)
+            await _refuse(context, moving(model))
         return grpc_codec.encode(model, VERSION, request, outcome)
 
     async def _find(self, model: str, version: str, context: Context) -> Here | Elsewhere:
-        forwarded = any(key == FORWARDED_HEADER for key, _ in context.invocation_metadata() or ())
-        found = self._service.find(model, version, forwarded=forwarded)
+        found = self._service.find(model, version, forwarded=_forwarded(context))
         if isinstance(found, Refusal):
             await _refuse(context, found)
         return found
@@ -159,6 +165,10 @@ class GrpcServer(grpc.GenericRpcHandler):
         if answer is None:
             await _refuse(context, moving(model))
         return answer
+
+
+def _forwarded(context: Context) -> bool:
+    return any(key == FORWARDED_HEADER for key, _ in context.invocation_metadata() or ())
 
 
 async def _parse(kind: type[_Message], message: bytes, context: Context) -> _Message:

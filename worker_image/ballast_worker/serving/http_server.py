@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Final
 
 from ballast_contract.names import FORWARDED_HEADER
+from ballast_contract.reasons import Reason
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving import http_codec, metadata, routes
 from ballast_worker.serving.call import Array, Outcome
@@ -134,16 +135,17 @@ class HttpServer:
         else:
             coding = exchange.request.headers.get(b"content-encoding", b"")
             if is_plain(coding):
-                self._infer(exchange, route.model, found, exchange.request.body)
+                self._infer(exchange, route, found, exchange.request.body)
             else:
-                self._spawn(self._inflate(exchange, route.model, found, coding))
+                self._spawn(self._inflate(exchange, route, found, coding))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _infer(self, exchange: Exchange, model: str, here: Here, body: bytes) -> None:
+    def _infer(self, exchange: Exchange, route: Route, here: Here, body: bytes) -> None:
+        model = route.model
         signature = self._service.signature(model, here.manifest)
         try:
             length = _header_length(exchange.request.headers.get(b"inference-header-content-length"))
@@ -154,11 +156,23 @@ class HttpServer:
 
         def receive(outcome: Outcome) -> None:
             if isinstance(outcome, Refusal):
-                refuse(exchange, outcome)
+                self._refused(exchange, route, outcome)
             else:
                 _answer(exchange, model, request, outcome)
 
         self._service.submit(model, request, receive)
+
+    def _refused(self, exchange: Exchange, route: Route, refusal: Refusal) -> None:
+        """Answer with a refusal of the engine; a model that has just left this worker is asked for where it is now."""
+        forwarded = _FORWARDED in exchange.request.headers
+        if refusal.reason is not Reason.NOT_REQUESTED or forwarded:
+            refuse(exchange, refusal)
+            return
+        found = self._service.find(route.model, route.version, forwarded=forwarded)
+        if isinstance(found, Elsewhere):
+            self._spawn(self._forward(exchange, route.model, found))
+        else:
+            refuse(exchange, found if isinstance(found, Refusal) else moving(route.model))
 
     async def _forward(self, exchange: Exchange, model: str, found: Elsewhere) -> None:
         try:
@@ -173,14 +187,14 @@ class HttpServer:
                 answer.status, answer.body, content_type=answer.content_type, headers=answer.passed_headers
             )
 
-    async def _inflate(self, exchange: Exchange, model: str, here: Here, coding: bytes) -> None:
+    async def _inflate(self, exchange: Exchange, route: Route, here: Here, coding: bytes) -> None:
         """Undo the content coding of a body on a thread, so that the loop goes on."""
         try:
             body = await asyncio.to_thread(inflate, exchange.request.body, coding, self._max_body_bytes)
         except ContentCodingError as error:
             fail(exchange, error.status, str(error))
         else:
-            self._infer(exchange, model, here, body)
+            self._infer(exchange, route, here, body)
 
 
 def fail(exchange: Exchange, status: int, message: str, *, headers: Sequence[str] = ()) -> None:

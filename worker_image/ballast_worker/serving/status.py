@@ -43,4 +43,6 @@ def grpc_status(refusal: Refusal) -> grpc.StatusCode:
 
 def retry_after(refusal: Refusal) -> str | None:
     """Whole seconds until another try makes sense, as Retry-After says it; None when it never does by itself."""
-    return None if refusal.retry_after_seconds is None else str(max(1, math.ceil(refusal.retry_after_seconds)))
+    return (
+        None if refusal.retry_after_seconds is None else str(max(1, math.ceil(round(refusal.retry_after_seconds, 3))))
+    )

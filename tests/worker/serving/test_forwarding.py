@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool of workers answers for any model at any of them: one hop, body untouched, no loops."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import socket
+import threading
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from ballast_contract.names import FORWARDED_HEADER
+from ballast_contract.reasons import Reason
+from ballast_contract.v1 import inference_pb2 as pb
+from ballast_worker.residency.demand import Refusal
+from ballast_worker.serving.catalog import Elsewhere, Endpoint
+
+X = np.arange(16, dtype=np.float32).reshape(2, 8)
+PROTOCOLS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+
+
+def endpoint(server) -> Endpoint:
+    return Endpoint("127.0.0.1", server.front.ports.http, server.front.ports.grpc)
+
+
+def dead() -> Endpoint:
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        return Endpoint("127.0.0.1", once.getsockname()[1], once.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def holder(make_server, affine):
+    """The worker that has the models."""
+    server = make_server({"far": affine, "team/far": affine, "behind a dead one": affine})
+    server.catalog.table["refused"] = Refusal(Reason.INSUFFICIENT_DEVICE_MEMORY, "no room", retry_after_seconds=7.0)
+    return server
+
+
+@pytest.fixture(scope="module")
+def way(make_server, affine, holder):
+    """The worker that is asked."""
+    server = make_server({"near": affine})
+    for name in ("far", "team/far", "refused", "moved away"):
+        server.catalog.table[name] = Elsewhere((endpoint(holder),))
+    server.catalog.table["behind a dead one"] = Elsewhere((dead(), endpoint(holder)))
+    server.catalog.table["nowhere"] = Elsewhere((dead(),))
+    server.catalog.table["unknown place"] = Elsewhere(())
+    return server
+
+
+@pytest.fixture(params=list(PROTOCOLS))
+def triton(request):
+    return PROTOCOLS[request.param]
+
+
+@pytest.fixture
+def client(triton, way):
+    client = triton.InferenceServerClient(way.http if triton is tritonclient.http else way.grpc)
+    yield client
+    client.close()
+
+
+def tensor(triton, array=X):
+    item = triton.InferInput("x", list(array.shape), "FP32")
+    item.set_data_from_numpy(array)
+    return item
+
+
+@pytest.mark.parametrize("model", ["far", "team/far"])
+def test_a_call_for_a_model_of_another_worker_is_answered(client, triton, affine, model):
+    for _ in range(3):
+        result = client.infer(model, [tensor(triton)])
+        np.testing.assert_allclose(result.as_numpy("y"), affine.expected(X)[0], rtol=1e-6, atol=1e-6)
+    assert client.is_model_ready(model)
+    assert client.get_model_metadata(model) is not None
+
+
+def test_a_compressed_body_is_passed_on_as_it_is(way, affine):
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 8], "data": X.tolist()}]}).encode()
+    connection = http.client.HTTPConnection(way.http, timeout=10)
+    connection.request("POST", "/v2/models/far/infer", gzip.compress(body), {"Content-Encoding": "gzip"})
+    answer = json.loads(connection.getresponse().read())
+    np.testing.assert_allclose(answer["outputs"][0]["data"], affine.expected(X)[0].reshape(-1), rtol=1e-5, atol=1e-6)
+    connection.request("HEAD", "/v2/models/far")
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (200, b"")
+    connection.close()
+
+
+def test_errors_of_the_other_worker_come_back_as_they_are(client, triton):
+    with pytest.raises(InferenceServerException, match=r"\[2, 3\]; \[batch, 8\] is wanted"):
+        client.infer("far", [tensor(triton, np.zeros((2, 3), np.float32))])
+    with pytest.raises(InferenceServerException, match="no room") as caught:
+        client.infer("refused", [tensor(triton)])
+    assert caught.value.status() in ("503", "StatusCode.RESOURCE_EXHAUSTED")
+
+
+def test_when_to_try_again_is_passed_on(way):
+    connection = http.client.HTTPConnection(way.http, timeout=10)
+    connection.request("GET", "/v2/models/refused/ready")
+    assert connection.getresponse().headers["Retry-After"] == "7"
+    connection.close()
+    with grpc.insecure_channel(way.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
+            pb.ModelInferRequest(model_name="refused").SerializeToString()
+        )
+    assert dict(caught.value.trailing_metadata())["retry-after"] == "7"
+
+
+def test_a_worker_that_cannot_be_reached_is_passed_over(client, triton, affine):
+    for model in ("nowhere", "unknown place", "moved away"):
+        with pytest.raises(
+            InferenceServerException, match="is on its way from one worker to another: try again"
+        ) as caught:
+            client.infer(model, [tensor(triton)])
+        assert caught.value.status() in ("503", "StatusCode.UNAVAILABLE")
+    result = client.infer("behind a dead one", [tensor(triton)])
+    np.testing.assert_allclose(result.as_numpy("y"), affine.expected(X)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_that_leaves_while_a_call_waits_is_asked_for_where_it_is_now(make_server, affine, holder, triton):
+    way = make_server({"far": affine}, automatic=False)
+    address = way.http if triton is tritonclient.http else way.grpc
+    results: list[np.ndarray] = []
+
+    def call() -> None:
+        with triton.InferenceServerClient(address) as client:
+            results.append(client.infer("far", [tensor(triton)]).as_numpy("y"))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while not way.rig.on_device(lambda: way.rig.engine.queued("far")):
+        pass
+    way.catalog.table["far"] = Elsewhere((endpoint(holder),))
+    way.rig.engine.remove("far", lambda: None)
+    caller.join(30)
+    np.testing.assert_allclose(results[0], affine.expected(X)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_call_is_passed_on_once(way):
+    path = "/v2/models/far/infer"
+    connection = http.client.HTTPConnection(way.http, timeout=10)
+    connection.request("POST", path, b"{}", {FORWARDED_HEADER: "1"})
+    answer = connection.getresponse()
+    assert answer.status == 503
+    assert answer.headers["Retry-After"] == "1"
+    connection.close()
+    with grpc.insecure_channel(way.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
+            pb.ModelInferRequest(model_name="far").SerializeToString(), metadata=((FORWARDED_HEADER, "1"),)
+        )
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_two_workers_that_point_at_each_other_answer_instead_of_going_round(make_server, affine, triton):
+    one, two = make_server({"a": affine}), make_server({"a": affine})
+    one.catalog.table["lost"] = Elsewhere((endpoint(two),))
+    two.catalog.table["lost"] = Elsewhere((endpoint(one),))
+    client = triton.InferenceServerClient(one.http if triton is tritonclient.http else one.grpc)
+    with pytest.raises(InferenceServerException, match="on its way from one worker to another"):
+        client.infer("lost", [tensor(triton)])
+    client.close()
+
+
+def test_a_connection_that_the_other_worker_closed_is_replaced(make_server, affine, holder):
+    way = make_server({"near": affine})
+    first = make_server({"far": affine})
+    way.catalog.table["far"] = Elsewhere((endpoint(first), endpoint(holder)))
+    client = tritonclient.http.InferenceServerClient(way.http)
+    client.infer("far", [tensor(tritonclient.http)])
+    first.front.stop(grace_seconds=0)
+    result = client.infer("far", [tensor(tritonclient.http)])
+    np.testing.assert_allclose(result.as_numpy("y"), affine.expected(X)[0], rtol=1e-6, atol=1e-6)
+    client.close()

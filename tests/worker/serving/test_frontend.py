@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients are told: readiness, refusals in both protocols, deadlines, and how a front end ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+
+import grpc
+import numpy as np
+import pytest
+
+from ballast_contract.config import Serving
+from ballast_contract.reasons import Reason
+from ballast_contract.v1 import inference_pb2 as pb
+from ballast_worker.residency.demand import Refusal
+from ballast_worker.serving.frontend import Frontend, run_in_thread
+
+X = np.arange(8, dtype=np.float32).reshape(1, 8)
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8], "data": X[0].tolist()}]}
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def ask(address: str, method: str, path: str, document: object = None) -> tuple[int, dict[str, str], object]:
+    connection = http.client.HTTPConnection(address, timeout=10)
+    connection.request(method, path, None if document is None else json.dumps(document))
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, dict(answer.headers), json.loads(body)
+
+
+def message(model: str, **fields) -> bytes:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 8])
+    return pb.ModelInferRequest(
+        model_name=model, inputs=[tensor], raw_input_contents=[X.tobytes()], **fields
+    ).SerializeToString()
+
+
+def call(address: str, data: bytes, *, timeout: float | None = 10, method: str = INFER) -> bytes | grpc.RpcError:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            return channel.unary_unary(method)(data, timeout=timeout)
+        except grpc.RpcError as error:
+            return error
+
+
+@pytest.fixture(scope="module")
+def cold(make_server, affine):
+    """A worker on which nothing is loaded unless a test says so."""
+    server = make_server({"cold": affine, "warm": affine}, automatic=False)
+    server.rig.on_device(lambda: server.rig.residency.complete("warm"))
+    return server
+
+
+def test_the_server_is_live_always_and_ready_when_its_plan_is_accepted(server):
+    assert ask(server.http, "GET", "/v2/health/live")[::2] == (200, {"live": True})
+    assert ask(server.http, "GET", "/v2/health/ready")[::2] == (200, {"ready": True})
+    server.catalog.accepted = False
+    try:
+        assert ask(server.http, "GET", "/v2/health/ready")[::2] == (503, {"ready": False})
+        assert ask(server.http, "GET", "/v2/health/live")[0] == 200
+        ready = call(server.grpc, b"", method="/inference.GRPCInferenceService/ServerReady")
+        assert pb.ServerReadyResponse.FromString(ready) == pb.ServerReadyResponse(ready=False)
+    finally:
+        server.catalog.accepted = True
+    metadata = ask(server.http, "GET", "/v2")[2]
+    assert metadata["name"] == "ballast"
+
+
+def test_a_cold_model_is_ready_because_a_call_would_be_answered_after_its_load(cold):
+    assert ask(cold.http, "GET", "/v2/models/cold/ready")[::2] == (200, {"name": "cold", "ready": True})
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code", "retry"),
+    [
+        (Refusal(Reason.MEASURING, "being prepared", 5.0), 503, "UNAVAILABLE", "5"),
+        (Refusal(Reason.BUNDLE_INVALID, "no such tensor"), 503, "FAILED_PRECONDITION", None),
+        (Refusal(Reason.QUARANTINED, "it killed the worker"), 503, "FAILED_PRECONDITION", None),
+        (Refusal(Reason.DRAINING, "ending", 1.0), 503, "UNAVAILABLE", "1"),
+        (Refusal(Reason.QUEUE_FULL, "full", 0.2), 429, "RESOURCE_EXHAUSTED", "1"),
+        (Refusal(Reason.LOADING, "takes 12 s", 11.2), 503, "RESOURCE_EXHAUSTED", "12"),
+        (Refusal(Reason.INSUFFICIENT_DEVICE_MEMORY, "no room", 2.0), 503, "RESOURCE_EXHAUSTED", "2"),
+        (Refusal(Reason.DEADLINE_EXCEEDED, "too late"), 504, "DEADLINE_EXCEEDED", None),
+        (Refusal(Reason.EXECUTION_FAILED, "it failed"), 500, "INTERNAL", None),
+        (Refusal(Reason.NOT_REQUESTED, "gone"), 404, "NOT_FOUND", None),
+    ],
+    ids=lambda value: value.reason.value if isinstance(value, Refusal) else None,
+)
+def test_a_refusal_is_told_with_the_right_status_and_when_to_try_again(server, refusal, status, code, retry):
+    server.catalog.table["refused"] = refusal
+    got, headers, document = ask(server.http, "POST", "/v2/models/refused/infer", BODY)
+    assert (got, document) == (status, {"error": refusal.message})
+    assert headers.get("Retry-After") == retry
+    assert ask(server.http, "GET", "/v2/models/refused/ready")[0] == status
+    error = call(server.grpc, message("refused"))
+    assert (error.code().name, error.details()) == (code, refusal.message)
+    assert dict(error.trailing_metadata()).get("retry-after") == retry
+
+
+def test_the_deadline_of_a_grpc_call_and_the_timeout_of_a_body_end_the_wait(cold):
+    assert call(cold.grpc, message("cold"), timeout=0.2).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    own = pb.InferParameter(int64_param=200_000)
+    error = call(cold.grpc, message("cold", parameters={"timeout": own}))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "the deadline of a request for model 'cold' passed" in error.details()
+    status, _, document = ask(cold.http, "POST", "/v2/models/cold/infer", BODY | {"parameters": {"timeout": 200_000}})
+    assert status == 504
+    assert "the deadline of a request for model 'cold' passed" in document["error"]
+
+
+def test_a_load_that_takes_too_long_is_refused_at_once_with_the_time_to_try_again(cold):
+    cold.rig.residency.load_seconds["cold"] = 3600.0
+    try:
+        status, headers, document = ask(cold.http, "POST", "/v2/models/cold/infer", BODY)
+        assert status == 503
+        assert 3590 < int(headers["Retry-After"]) <= 3600
+        assert "the weights of model 'cold' are on their way" in document["error"]
+        error = call(cold.grpc, message("cold"))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 3590 < int(dict(error.trailing_metadata())["retry-after"]) <= 3600
+    finally:
+        cold.rig.residency.load_seconds.clear()
+
+
+def test_damaged_messages_and_unknown_methods_are_refused(server):
+    assert call(server.grpc, b"\x0a\xff").code() is grpc.StatusCode.INVALID_ARGUMENT
+    for method in ("ModelReady", "ModelMetadata"):
+        error = call(server.grpc, b"\x0a\xff", method=f"/inference.GRPCInferenceService/{method}")
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    error = call(server.grpc, b"", method="/inference.GRPCInferenceService/RepositoryIndex")
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_message_over_the_limit_is_refused(make_server, affine):
+    small = make_server({"affine": affine}, config={"max_request_bytes": 1000})
+    large = message("affine", id="x" * 2000)
+    assert call(small.grpc, large).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert isinstance(call(small.grpc, message("affine")), bytes)
+
+
+def test_requests_under_way_are_answered_while_the_front_end_stops(make_server, affine):
+    server = make_server({"cold": affine}, automatic=False)
+    results: list[object] = []
+    callers = [
+        threading.Thread(target=lambda: results.append(ask(server.http, "POST", "/v2/models/cold/infer", BODY)[0])),
+        threading.Thread(target=lambda: results.append(type(call(server.grpc, message("cold"))))),
+    ]
+    for caller in callers:
+        caller.start()
+    while server.rig.on_device(lambda: server.rig.engine.queued("cold")) < 2:
+        pass
+    idle = http.client.HTTPConnection(server.http, timeout=10)
+    idle.connect()
+    stopper = threading.Thread(target=server.front.stop, kwargs={"grace_seconds": 30})
+    stopper.start()
+    assert idle.sock.recv(1) == b"", "a connection without a request is closed at once"
+    idle.close()
+    server.rig.on_device(lambda: server.rig.residency.complete("cold"))
+    for caller in (*callers, stopper):
+        caller.join(30)
+        assert not caller.is_alive()
+    assert sorted(results, key=str) == [200, bytes]
+    with pytest.raises(ConnectionError):
+        ask(server.http, "GET", "/v2/health/live")
+
+
+@pytest.mark.parametrize("port", ["http_port", "grpc_port"])
+def test_a_port_that_is_taken_is_an_error_at_the_start(rig, port):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = {"host": "127.0.0.1", "http_port": 0, "grpc_port": 0, port: taken.getsockname()[1]}
+        with pytest.raises(OSError, match=str(taken.getsockname()[1])):
+            run_in_thread(Frontend(Serving.model_validate(config), rig.engine, None))
