@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ballast_contract.quantities import ceil_api, human
-
 MARGIN_BYTES = 64 << 20
 """Left to the process itself below a memory limit."""
 
@@ -46,23 +44,6 @@ def available(directory: Path, *, proc: Path = Path("/proc"), cgroups: Path = Pa
     if memory is not None:
         found.append(Available(max(0, memory - MARGIN_BYTES), "available memory of the node"))
     return min(found, key=lambda one: one.nbytes)
-
-
-def mount_too_small(directory: Path, budget: int) -> str | None:
-    """Say so when the file system of `directory` cannot hold the budget even while it is empty; None when it can."""
-    existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
-    status = os.statvfs(existing)
-    size = status.f_blocks * status.f_frsize
-    if budget <= size:
-        return None
-    mount = existing
-    while not os.path.ismount(mount):
-        mount = mount.parent
-    return (
-        f"the host budget is {human(budget)}, and {mount} has {human(size)} in all: {human(budget - size)} short; "
-        f"set host.budget to at most {ceil_api(size - size % (1 << 20))}, or share the node's memory with "
-        "host.sharing: node"
-    )
 
 
 def _headrooms(proc: Path, cgroups: Path) -> Iterator[tuple[str, int]]:

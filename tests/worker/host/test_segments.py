@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments in a process: read-only mappings, writable windows, page-locking."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from ballast_worker.host.directory import PoolDirectory
+from ballast_worker.host.errors import HostPoolError
+from ballast_worker.host.pages import PAGE_BYTES, Run
+from ballast_worker.host.segments import PIECE_BYTES, PageLocker, Segments
+
+SEGMENT = 20 * PAGE_BYTES
+
+
+@pytest.fixture
+def directory(tmp_path):
+    made = PoolDirectory(tmp_path / "pool", segment_bytes=SEGMENT, mode=0o640)
+    for number in (1, 2):
+        made.create_segment(number, nbytes=SEGMENT)
+    yield made
+    made.close()
+
+
+class Driver:
+    """Remembers what is locked."""
+
+    def __init__(self, *, most: int = 1 << 40):
+        self.locked = {}
+        self.most = most
+        self.pauses = 0
+
+    def lock(self, address, nbytes):
+        if len(self.locked) >= self.most:
+            return False
+        self.locked[address] = nbytes
+        return True
+
+    def unlock(self, address):
+        del self.locked[address]
+
+    def segments(self, directory):
+        def pause(_):
+            self.pauses += 1
+
+        return Segments(directory, locker=PageLocker(self.lock, self.unlock), pause=pause)
+
+
+def test_a_window_on_scattered_pages_is_contiguous_and_seen_through_the_mapping(directory):
+    segments = Segments(directory, locker=None)
+    segments.map([1, 2], late=False)
+    runs = [Run(2, 3, 2), Run(1, 0, 1)]
+    with segments.window(runs) as memory:
+        assert len(memory) == 3 * PAGE_BYTES
+        memory[:] = bytes(range(256)) * (len(memory) // 256)
+    data = b"".join(bytes(piece) for _, piece, _ in segments.pieces(runs, 3 * PAGE_BYTES))
+    assert data == bytes(range(256)) * (3 * PAGE_BYTES // 256)
+    segments.close()
+
+
+def test_the_long_lived_mapping_cannot_be_written_to(directory):
+    segments = Segments(directory, locker=None)
+    segments.map([1], late=False)
+    _, piece, _ = next(segments.pieces([Run(1, 0, 1)], 100))
+    assert piece.readonly
+    assert len(piece) == 100
+    with pytest.raises(TypeError):
+        piece[0] = 1
+    del piece
+    segments.close()
+
+
+def test_pieces_end_at_the_boundaries_of_late_locking(directory):
+    segments = Segments(directory, locker=None)
+    segments.map([1], late=False)
+    start, pages = 5, 12
+    pieces = list(segments.pieces([Run(1, start, pages)], pages * PAGE_BYTES - 1000))
+    cursor = start * PAGE_BYTES
+    for offset, data, _ in pieces:
+        assert offset == cursor - start * PAGE_BYTES
+        assert cursor // PIECE_BYTES == (cursor + len(data) - 1) // PIECE_BYTES
+        cursor += len(data)
+    assert cursor == (start + pages) * PAGE_BYTES - 1000
+    del data, pieces
+    segments.close()
+
+
+def test_before_ready_a_segment_is_locked_by_one_call(directory):
+    driver = Driver()
+    segments = driver.segments(directory)
+    segments.map([1, 2], late=False)
+    segments.map([1, 2], late=False)
+    assert list(driver.locked.values()) == [SEGMENT, SEGMENT]
+    assert driver.pauses == 0
+    assert all(locked for _, _, locked in segments.pieces([Run(1, 0, 20)], SEGMENT))
+    segments.close()
+    assert driver.locked == {}
+
+
+def test_later_a_segment_is_locked_in_small_steps_with_pauses(directory):
+    driver = Driver()
+    segments = driver.segments(directory)
+    segments.map([1], late=True)
+    assert list(driver.locked.values()) == [PIECE_BYTES, PIECE_BYTES, SEGMENT - 2 * PIECE_BYTES]
+    assert driver.pauses == 2
+    segments.close()
+
+
+def test_chunks_say_they_are_locked_only_where_the_driver_said_so(directory):
+    driver = Driver(most=1)
+    segments = driver.segments(directory)
+    segments.map([1], late=True)
+    assert [locked for _, _, locked in segments.pieces([Run(1, 0, 20)], SEGMENT)] == [True, False, False]
+    segments.close()
+
+
+def test_a_segment_that_the_pool_gave_up_is_unmapped_unless_it_is_locked(directory):
+    segments = Segments(directory, locker=None)
+    segments.map([1, 2], late=False)
+    segments.forget([1])
+    assert set(segments._mappings) == {1}
+    driver = Driver()
+    locked = driver.segments(directory)
+    locked.map([1, 2], late=False)
+    locked.forget([])
+    assert set(locked._mappings) == {1, 2}
+    segments.close()
+    locked.close()
+
+
+def test_files_have_the_mode_that_was_asked_for_whatever_the_umask(directory):
+    assert stat.S_IMODE((directory.path / "segment-000001").stat().st_mode) == 0o640
+    assert stat.S_IMODE((directory.path / "table").stat().st_mode) == 0o640
+    assert stat.S_IMODE(directory.path.stat().st_mode) & 0o777 == 0o750
+
+
+def test_all_memory_of_a_segment_is_there_from_the_start(directory):
+    status = (directory.path / "segment-000001").stat()
+    assert status.st_blocks * 512 >= SEGMENT
+
+
+@pytest.mark.parametrize("fault", ["short", "link", "world", "missing"])
+def test_a_segment_file_that_cannot_be_trusted_is_not_mapped(directory, fault):
+    path = directory.path / "segment-000001"
+    if fault == "short":
+        with path.open("r+b") as file:
+            file.truncate(PAGE_BYTES)
+    elif fault == "world":
+        path.chmod(0o666)
+    else:
+        path.unlink()
+        if fault == "link":
+            path.symlink_to(directory.path / "segment-000002")
+    segments = Segments(directory, locker=None)
+    with pytest.raises(HostPoolError, match="segment-000001"):
+        segments.map([1], late=False)

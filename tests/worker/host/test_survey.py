@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking at pools from outside."""
+
+from __future__ import annotations
+
+import pytest
+
+from ballast_worker.host.errors import HostPoolError
+from ballast_worker.host.survey import remove, survey, sweep
+
+MIB = 1 << 20
+
+
+def test_a_survey_has_every_region_the_last_loaded_first_and_changes_nothing(pool, bundle, read):
+    store = pool(budget=16, segment=8)
+    a, b = bundle("a", 3), bundle("b", 1)
+    read(store.acquire(a, keep=True))
+    held = store.acquire(b, keep=False)
+    found = survey(store._path)
+    assert (found.segments, found.segment_bytes, found.used_bytes) == (2, 8 * MIB, 6 * MIB)
+    assert [region.name for region in found.regions] == ["b", "a"]
+    assert [region.in_transfer for region in found.regions] == [True, False]
+    assert [region.kept for region in found.regions] == [False, True]
+    assert found.regions[1].digest == a.manifest.weights.digest
+    assert (found.regions[1].nbytes, found.regions[1].host_bytes, found.regions[1].ready) == (3 * MIB, 4 * MIB, True)
+    held.close()
+    assert survey(store._path).regions[0].in_transfer is False
+
+
+def test_there_is_no_pool_in_an_empty_or_missing_directory(tmp_path):
+    with pytest.raises(HostPoolError, match="no host pool"):
+        survey(tmp_path)
+    with pytest.raises(HostPoolError, match="no host pool"):
+        survey(tmp_path / "missing")
+
+
+def test_a_sweep_frees_what_the_dead_left_and_keeps_the_mode_of_the_files(pool, bundle, read):
+    store = pool(budget=8, segment=4, mode=0o640)
+    read(store.acquire(bundle("a", 3), keep=False))
+    path = store._path
+    store.close()
+    (path / "segment-000099").write_bytes(b"x" * 4 * MIB)
+    assert sweep(path) == 4 * MIB
+    assert not (path / "segment-000099").exists()
+    assert (path / "table").stat().st_mode & 0o777 == 0o640
+    assert sweep(path) == 0
+    assert [region.name for region in survey(path).regions] == ["a"]
+
+
+def test_a_pool_that_somebody_uses_is_not_removed(pool):
+    store = pool(budget=8, segment=4)
+    assert not remove(store._path)
+    assert (store._path / "table").exists()
+    store.close()
+    assert remove(store._path)
+    assert not store._path.exists()
+    assert not remove(store._path)
