@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 
@@ -50,7 +51,7 @@ class Store:
         self.together = threading.Barrier(parties)
         self.transfers = []
 
-    def acquire(self, bundle, *, keep):
+    def acquire(self, bundle, *, keep, progress):
         self.together.wait(10)
         self.transfers.append(Transfer())
         return self.transfers[-1]
@@ -85,7 +86,7 @@ def test_files_of_different_models_are_read_at_the_same_time_and_copied_one_afte
 
 def test_an_error_of_the_store_or_the_source_is_an_answer_and_the_threads_live_on(tmp_path):
     class Broken:
-        def acquire(self, bundle, *, keep):
+        def acquire(self, bundle, *, keep, progress):
             raise OSError("no such disk")
 
     memory = Memory()
@@ -123,9 +124,54 @@ def test_closing_drops_what_waits_and_closes_its_transfers(tmp_path):
     memory.begun.wait(10)
     closer = threading.Thread(target=loader.close)
     closer.start()
-    while not loader._closing.is_set():
+    while loader._fills.qsize() < 2:  # the second copy and the end
         pass
     memory.go.set()
     closer.join(10)
     assert memory.filled == ["m0"]
     assert [transfer.closed for transfer in transfers] == [1, 1]
+
+
+def test_copies_from_host_memory_do_not_queue_behind_streams():
+    class Held(Memory):
+        def __init__(self):
+            super().__init__()
+            self.go = threading.Event()
+
+        def fill(self, key, chunks):
+            self.go.wait(10)
+            super().fill(key, chunks)
+
+    memory = Held()
+    loader, posts = make(Store(1), memory)
+    for key, kept in (("first", False), ("stream", False), ("copy", True)):
+        transfer = Transfer()
+        transfer.kept = kept
+        loader.fill(key, transfer, lambda *_: None)
+    memory.go.set()
+    for _ in range(3):
+        posts.get(timeout=10)()
+    loader.close()
+    assert memory.filled.index("copy") < memory.filled.index("stream")
+
+
+def test_closing_stops_a_read_that_goes_on(tmp_path):
+    class Endless:
+        def __init__(self):
+            self.begun, self.stopped = threading.Event(), []
+
+        def acquire(self, bundle, *, keep, progress):
+            self.begun.set()
+            try:
+                for done in itertools.count():
+                    progress(done)
+            except Exception as error:
+                self.stopped.append(str(error))
+                raise
+
+    store = Endless()
+    loader, _ = make(store, Memory())
+    loader.fetch(random_bundle(tmp_path / "a", 256), keep=False, done=lambda *_: None)
+    store.begun.wait(10)
+    loader.close()
+    assert "the worker ends" in store.stopped[0]

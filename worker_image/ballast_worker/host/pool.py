@@ -423,10 +423,9 @@ class HostPool:
         if opened is None or not bundle.layout.nbytes:
             return False
         try:
-            entry = opened[0].table.read().find(_digest(bundle), LAYOUT_VERSION)
+            return (_digest(bundle), LAYOUT_VERSION) in opened[0].table.ready()
         except (HostPoolError, OSError):
             return False
-        return entry is not None and entry.state is State.READY
 
     def evict(self, bundle: Bundle) -> bool:
         """See `HostStore.evict`. A kept copy stays."""

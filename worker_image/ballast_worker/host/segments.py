@@ -79,7 +79,8 @@ class Segments:
         self._nbytes = directory.table.segment_bytes
         self._locker = locker
         self._pause = pause
-        self._lock = threading.Lock()
+        self._mapping = threading.Lock()  # held while a segment is mapped and locked, which may take a while
+        self._lock = threading.Lock()  # guards the dictionary, and is never held for long
         self._mappings: dict[int, _Mapping] = {}
 
     def map(self, numbers: Sequence[int], *, late: bool) -> None:
@@ -92,10 +93,12 @@ class Segments:
         Raises:
             HostPoolError: a file is missing or may not be trusted.
         """
-        with self._lock:
+        with self._mapping:
             for number in numbers:
                 if number not in self._mappings:
-                    self._mappings[number] = self._map(number, late=late)
+                    mapping = self._map(number, late=late)
+                    with self._lock:
+                        self._mappings[number] = mapping
 
     def _map(self, number: int, *, late: bool) -> _Mapping:
         fd = self._directory.open_segment(number, nbytes=self._nbytes, writable=False)
@@ -167,7 +170,7 @@ class Segments:
 
     def forget(self, known: Sequence[int]) -> None:
         """Unmap segments that are not among the known ones, unless that would hold up executions or is in use."""
-        with self._lock:
+        with self._mapping, self._lock:
             for number in set(self._mappings) - set(known):
                 if not self._mappings[number].locked:
                     with contextlib.suppress(BufferError):
@@ -176,7 +179,7 @@ class Segments:
 
     def close(self) -> None:
         """Unlock and unmap everything."""
-        with self._lock:
+        with self._mapping, self._lock:
             mappings, self._mappings = self._mappings, {}
         for mapping in mappings.values():
             if self._locker is not None:

@@ -132,6 +132,7 @@ class TableFile:
         self._fd = fd
         self._shown = shown
         self._cached = EMPTY
+        self._ready: tuple[int, frozenset[tuple[bytes, int]]] = (0, frozenset())
         self.segment_bytes = 0
 
     def initialise(self, *, segment_bytes: int, boot_id: str) -> None:
@@ -186,6 +187,18 @@ class TableFile:
         raise HostPoolError(
             f"both copies of the table in {self._shown} are damaged: stop the workers that use it and remove it"
         )
+
+    def ready(self) -> frozenset[tuple[bytes, int]]:
+        """Digest and layout version of every region that can be used now.
+
+        Raises:
+            HostPoolError: neither copy is whole.
+        """
+        table, (generation, ready) = self.read(), self._ready
+        if table.generation != generation:
+            ready = frozenset((e.digest, e.layout_version) for e in table.entries if e.state is State.READY)
+            self._ready = (table.generation, ready)
+        return ready
 
     def write(self, table: Table) -> Table:
         """Make this the table, which was made from the one there is now; returns it with its generation.

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -48,6 +50,32 @@ class Loader(Protocol):
         ...
 
 
+class _ClosingError(Exception):
+    """A read is not needed any more, because the worker ends."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Fill:
+    """A copy to be made: those from host copies go before streams, which last as long as their source takes."""
+
+    streamed: bool
+    number: int
+    key: str = field(compare=False)
+    transfer: Transfer = field(compare=False)
+    done: Callable[[Exception | None, float], None] = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Sorts before every copy, so that closing waits for one copy at most."""
+
+    def __lt__(self, other: object) -> bool:
+        return True
+
+    def __gt__(self, other: object) -> bool:
+        return False
+
+
 class ThreadedLoader:
     """Implements `Loader` with a pool of file threads and one copy thread."""
 
@@ -76,9 +104,8 @@ class ThreadedLoader:
         self._clock = clock
         self._closing = threading.Event()
         self._files = ThreadPoolExecutor(file_threads, thread_name_prefix="files")
-        self._fills: queue.SimpleQueue[tuple[str, Transfer, Callable[[Exception | None, float], None]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._fills: queue.PriorityQueue[_Fill | _End] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._copies = threading.Thread(target=self._copy, name="copies", daemon=True)
         self._copies.start()
 
@@ -89,7 +116,7 @@ class ThreadedLoader:
             result: Transfer | Exception
             began = self._clock()
             try:
-                result = self._store.acquire(bundle, keep=keep)
+                result = self._store.acquire(bundle, keep=keep, progress=self._go_on)
             except Exception as error:  # noqa: BLE001 - whatever went wrong is this load's end, and nobody else's
                 result = error
             self._post(partial(done, result, self._clock() - began))
@@ -98,7 +125,7 @@ class ThreadedLoader:
 
     def fill(self, key: str, transfer: Transfer, done: Callable[[Exception | None, float], None]) -> None:
         """See `Loader.fill`."""
-        self._fills.put((key, transfer, done))
+        self._fills.put(_Fill(not transfer.kept, next(self._numbers), key, transfer, done))
 
     def discard(self, transfer: Transfer) -> None:
         """See `Loader.discard`."""
@@ -109,21 +136,28 @@ class ThreadedLoader:
         self._files.submit(self._store.unkeep, bundle)
 
     def close(self) -> None:
-        """End the threads after what they do now, when the device thread has ended: what waits is dropped."""
+        """End the threads, when the device thread has ended: reads stop at once, a copy runs to its end, the rest is
+        dropped.
+        """
         self._closing.set()
         self._files.shutdown(wait=True, cancel_futures=True)
-        self._fills.put(None)
+        self._fills.put(_End())
         self._copies.join()
+        while not self._fills.empty():
+            left = self._fills.get()
+            if isinstance(left, _Fill):
+                left.transfer.close()
+
+    def _go_on(self, nbytes: int) -> None:
+        """Progress of a read: the place where it can be stopped."""
+        if self._closing.is_set():
+            raise _ClosingError(f"the worker ends; {nbytes} bytes had been read")
 
     def _copy(self) -> None:
-        while (job := self._fills.get()) is not None:
-            key, transfer, done = job
-            if self._closing.is_set():
-                transfer.close()
-                continue
+        while isinstance(job := self._fills.get(), _Fill):
             began = self._clock()
-            error = self._fill(key, transfer)
-            self._post(partial(done, error, self._clock() - began))
+            error = self._fill(job.key, job.transfer)
+            self._post(partial(job.done, error, self._clock() - began))
 
     def _fill(self, key: str, transfer: Transfer) -> Exception | None:
         try:
