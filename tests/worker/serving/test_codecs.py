@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.bundle.manifest import Manifest
 from ballast_worker.serving import grpc_codec, http_codec, wire
-from ballast_worker.serving.signature import RequestError, Signature, from_values
+from ballast_worker.serving.signature import Signature
+from ballast_worker.serving.tensors import RequestError, from_values
 
 DIGEST = "sha256:" + "0" * 64
 

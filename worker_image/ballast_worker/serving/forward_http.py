@@ -16,7 +16,7 @@ import httptools
 
 from ballast_contract.names import FORWARDED_HEADER
 from ballast_worker.serving.catalog import Endpoint
-from ballast_worker.serving.http_connection import HttpRequest
+from ballast_worker.serving.http_message import HttpRequest
 
 _CONNECT_SECONDS: Final = 2.0
 _IDLE_PER_ENDPOINT: Final = 8
@@ -201,5 +201,5 @@ def _encode(request: HttpRequest, endpoint: Endpoint) -> Sequence[bytes]:
         *(b"%s: %s\r\n" % (name, request.headers[name]) for name in _REQUEST_HEADERS if name in request.headers),
         b"\r\n",
     ]
-    head = b"".join(lines)
-    return [head, request.body] if request.body else [head]
+    start = b"".join(lines)
+    return [start, request.body] if request.body else [start]

@@ -12,7 +12,8 @@ from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.serving import wire
 from ballast_worker.serving.call import Array
 from ballast_worker.serving.http_codec import raw_bytes, refuse_output_parameters, timeout
-from ballast_worker.serving.signature import Request, RequestError, Signature, Tensor, from_raw, from_values
+from ballast_worker.serving.signature import Request, Signature
+from ballast_worker.serving.tensors import RequestError, Tensor, from_raw, from_values
 
 _RAW_INPUTS: Final = 7
 _RAW_OUTPUTS: Final = 6

@@ -21,8 +21,8 @@ from ballast_worker.serving.catalog import Elsewhere, Here
 from ballast_worker.serving.forward_grpc import GrpcForwarder
 from ballast_worker.serving.metadata import VERSION
 from ballast_worker.serving.service import Service, moving
-from ballast_worker.serving.signature import RequestError
 from ballast_worker.serving.status import grpc_status, retry_after
+from ballast_worker.serving.tensors import RequestError
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Behaviour = Callable[[bytes, Context], Awaitable[bytes]]

@@ -10,7 +10,8 @@ import numpy as np
 import orjson
 
 from ballast_worker.serving.call import Array
-from ballast_worker.serving.signature import Request, RequestError, Signature, Tensor, from_raw, from_values
+from ballast_worker.serving.signature import Request, Signature
+from ballast_worker.serving.tensors import RequestError, Tensor, from_raw, from_values
 
 _JSON: Final = orjson.OPT_SERIALIZE_NUMPY
 

@@ -8,8 +8,6 @@ What a request means is the handler's affair. A connection holds at most one req
 from __future__ import annotations
 
 import asyncio
-import email.utils
-import http
 import socket
 import time
 from collections import deque
@@ -19,6 +17,8 @@ from typing import Final, cast
 
 import httptools
 import orjson
+
+from ballast_worker.serving.http_message import HttpRequest, head
 
 _PIPELINED: Final = 32
 """Requests of one connection that wait for answers; more are not read."""
@@ -33,23 +33,6 @@ _JOINED_BYTES: Final = 32 << 10
 """Answers up to this size are put together before they are written; larger ones are written in pieces, uncopied."""
 
 Pieces = Sequence[bytes | memoryview]
-
-
-@dataclass(slots=True)
-class HttpRequest:
-    """A request that was read completely.
-
-    Attributes:
-        method: in capitals.
-        target: as on the request line, without a fragment.
-        headers: names in lower case; of repeated ones the last.
-        body: after chunked coding was undone.
-    """
-
-    method: bytes
-    target: bytes
-    headers: dict[bytes, bytes]
-    body: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -74,8 +57,8 @@ class Exchange:
         """
         if self._connection.closing:
             self.keep_alive = False
-        head = _head(status, sum(map(len, pieces)), content_type, headers, keep_alive=self.keep_alive)
-        self.answer = [head] if self.request.method == b"HEAD" else [head, *pieces]
+        start = head(status, sum(map(len, pieces)), content_type, headers, keep_alive=self.keep_alive)
+        self.answer = [start] if self.request.method == b"HEAD" else [start, *pieces]
         self._connection.flush()
 
     def respond_json(self, status: int, document: object, *, headers: Sequence[str] = ()) -> None:
@@ -162,12 +145,12 @@ class HttpConnection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
         self._url += url
-        self._count_head(len(url))
+        self._counthead(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header."""
         self._headers[name.lower()] = value
-        self._count_head(len(name) + len(value))
+        self._counthead(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
         """The body begins."""
@@ -251,16 +234,16 @@ class HttpConnection(asyncio.Protocol):
         self._discarding = True
         self._reading_since = None
         exchange = Exchange(HttpRequest(b"", b"", {}, b""), keep_alive=True, _connection=self)
-        head_and_body = orjson.dumps({"error": message})
+        body = orjson.dumps({"error": message})
         exchange.answer = [
-            _head(status, len(head_and_body), "application/json", (), keep_alive=False),
-            head_and_body,
+            head(status, len(body), "application/json", (), keep_alive=False),
+            body,
         ]
         self._exchanges.append(exchange)
         self.flush()
         asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.close)
 
-    def _count_head(self, nbytes: int) -> None:
+    def _counthead(self, nbytes: int) -> None:
         self._head_bytes += nbytes
         if self._head_bytes > _MAX_HEAD_BYTES:
             raise _RefusedError(431, f"request line and headers exceed {_MAX_HEAD_BYTES} bytes")
@@ -287,30 +270,3 @@ class _RefusedError(Exception):
 
 def _too_large(nbytes: int, limit: int) -> str:
     return f"the body has {nbytes} bytes or more; serving.maxRequestBytes is {limit}: send less, or raise it"
-
-
-_STATUS_LINES: Final = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus
-}
-
-
-class _Clock:
-    """The Date header, made once a second."""
-
-    second = 0
-    line = b""
-
-    @classmethod
-    def date(cls) -> bytes:
-        now = int(time.time())
-        if now != cls.second:
-            cls.second = now
-            cls.line = b"Date: " + email.utils.formatdate(now, usegmt=True).encode() + b"\r\n"
-        return cls.line
-
-
-def _head(status: int, length: int, content_type: str, headers: Sequence[str], *, keep_alive: bool) -> bytes:
-    lines = [f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n", *(f"{line}\r\n" for line in headers)]
-    if not keep_alive:
-        lines.append("Connection: close\r\n")
-    return b"".join((_STATUS_LINES[status], _Clock.date(), "".join(lines).encode("latin-1"), b"\r\n"))

@@ -21,8 +21,9 @@ from ballast_worker.serving.http_connection import Exchange, HttpConnection
 from ballast_worker.serving.metadata import VERSION
 from ballast_worker.serving.routes import Operation, Route
 from ballast_worker.serving.service import Service, forward_timeout, moving
-from ballast_worker.serving.signature import Request, RequestError
+from ballast_worker.serving.signature import Request
 from ballast_worker.serving.status import http_status, retry_after
+from ballast_worker.serving.tensors import RequestError
 
 _FORWARDED: Final = FORWARDED_HEADER.encode()
 _SWEEP_SECONDS: Final = 5.0

@@ -6,7 +6,8 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any, Final
 
-from ballast_worker.serving.signature import Signature, Tensor
+from ballast_worker.serving.signature import Signature
+from ballast_worker.serving.tensors import Tensor
 
 SERVER_NAME: Final = "ballast"
 EXTENSIONS: Final = ("binary_tensor_data",)
