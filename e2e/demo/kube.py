@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -23,8 +25,8 @@ class StepError(Exception):
 def local_environment() -> dict[str, str]:
     """KUBECONFIG and PATH of the local cluster, from `cluster env`."""
     output = subprocess.run([CLUSTER, "env"], capture_output=True, text=True, check=True).stdout
-    pairs = (line.removeprefix("export ").split("=", 1) for line in output.splitlines() if line.startswith("export "))
-    return {key: os.path.expandvars(value.strip("'\"")) for key, value in pairs}
+    pairs = (word.split("=", 1) for word in shlex.split(output) if "=" in word)
+    return {key: os.path.expandvars(value) for key, value in pairs}
 
 
 class Kube:
@@ -39,9 +41,18 @@ class Kube:
         Raises:
             StepError: it failed (with check) or took longer than `seconds`.
         """
+        program = shutil.which(argv[0], path=self._environment["PATH"])
+        if program is None:
+            raise StepError(f"there is no {argv[0]} on PATH: `make setup` builds it")
         try:
             done = subprocess.run(
-                argv, input=stdin, capture_output=True, text=True, env=self._environment, timeout=seconds, check=False
+                [program, *argv[1:]],
+                input=stdin,
+                capture_output=True,
+                text=True,
+                env=self._environment,
+                timeout=seconds,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
             raise StepError(f"{' '.join(argv)} did not end within {seconds:.0f} s") from error

@@ -51,8 +51,8 @@ def lying_manifest(path: Path) -> None:
 
 
 def larger_than_the_device(path: Path) -> None:
-    """400 MiB of weights for a device budget of 320 MiB."""
-    small(path, lambda p, x: x @ p["w"][:4], np.zeros((100 << 20, 1), np.float32))
+    """480 MiB of weights for a device budget of 384 MiB."""
+    small(path, lambda p, x: x @ p["w"][:4], np.zeros((120 << 20, 1), np.float32))
 
 
 def compiler_killer(path: Path) -> None:
