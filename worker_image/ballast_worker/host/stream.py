@@ -16,7 +16,9 @@ from ballast_worker.bundle.layout import Layout
 from ballast_worker.bundle.weights import WeightsFile
 from ballast_worker.host.segments import PageLocker
 
-SLOT_BYTES = 8 << 20
+LARGEST_BUFFER_BYTES = 8 << 20
+BUFFERS = 8
+"""At least; a larger ring has more."""
 RESERVED = 2
 """Buffers that only the stream that is being copied may take: it always moves on, however many read ahead."""
 
@@ -32,17 +34,31 @@ class Ring:
         """Take the memory and lock it.
 
         Args:
-            nbytes: of all buffers; at least 4 pages of 4 KiB.
+            nbytes: of all buffers; at least 8 pages of 4 KiB are taken.
             locker: page-locks the memory, whole.
         """
-        self.slot_bytes = max(mmap.PAGESIZE, min(SLOT_BYTES, nbytes // 4 // mmap.PAGESIZE * mmap.PAGESIZE))
-        count = max(RESERVED + 2, nbytes // self.slot_bytes)
+        share = nbytes // BUFFERS // mmap.PAGESIZE * mmap.PAGESIZE
+        self.slot_bytes = max(mmap.PAGESIZE, min(LARGEST_BUFFER_BYTES, share))
+        count = max(BUFFERS, nbytes // self.slot_bytes)
         self._memory = mmap.mmap(-1, count * self.slot_bytes)
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._locker = locker
         self.locked = locker is not None and locker.lock(self._address, count * self.slot_bytes)
         self._changed = threading.Condition(threading.Lock())
         self._free = list(range(count))
+        # Streams that read, and how many buffers each of them has.
+        self._held: dict[Stream, int] = {}
+
+    def enter(self, stream: Stream) -> None:
+        """A stream begins to read."""
+        with self._changed:
+            self._held[stream] = 0
+
+    def leave(self, stream: Stream) -> None:
+        """A stream has ended, or was closed."""
+        with self._changed:
+            self._held.pop(stream, None)
+            self._changed.notify_all()
 
     def take(self, stream: Stream) -> int:
         """A free buffer for a stream; waits for one.
@@ -54,14 +70,25 @@ class Ring:
             while True:
                 if stream.closed:
                     raise _ClosedError
-                if self._free and (stream.copied or len(self._free) > RESERVED):
+                if self._may_take(stream):
+                    self._held[stream] = self._held.get(stream, 0) + 1
                     return self._free.pop()
                 self._changed.wait()
 
-    def give(self, slot: int) -> None:
-        """Give a buffer back."""
+    def _may_take(self, stream: Stream) -> bool:
+        if stream.copied:
+            return bool(self._free)
+        # Nobody reads far ahead while others cannot begin.
+        first = not self._held.get(stream, 0)
+        beginners = 0 if first else sum(not held for held in self._held.values())
+        return len(self._free) > RESERVED + beginners
+
+    def give(self, slot: int, stream: Stream) -> None:
+        """Give back a buffer that a stream had."""
         with self._changed:
             self._free.append(slot)
+            if stream in self._held:
+                self._held[stream] -= 1
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -96,6 +123,7 @@ class Stream:
         self._lock = threading.Lock()
         self._pieces: queue.SimpleQueue[tuple[int, memoryview, int] | Exception | None] = queue.SimpleQueue()
         self._current = -1
+        ring.enter(self)
         self._reader = threading.Thread(target=self._read, name="stream", daemon=True)
         self._reader.start()
 
@@ -110,7 +138,9 @@ class Stream:
             if isinstance(piece, Exception):
                 raise piece
             offset, data, slot = piece
-            yield Chunk(offset, data.toreadonly(), locked=self._ring.locked, release=partial(self._ring.give, slot))
+            yield Chunk(
+                offset, data.toreadonly(), locked=self._ring.locked, release=partial(self._ring.give, slot, self)
+            )
 
     def close(self) -> None:
         """See `Transfer.close`. The reader ends by itself, after a read that may be under way."""
@@ -120,7 +150,7 @@ class Stream:
         while not self._pieces.empty():
             piece = self._pieces.get()
             if isinstance(piece, tuple):
-                self._ring.give(piece[2])
+                self._ring.give(piece[2], self)
 
     @property
     def reading(self) -> bool:
@@ -140,7 +170,7 @@ class Stream:
                     if not self.closed:
                         self._pieces.put((offset, data, slot))
                         continue
-                self._ring.give(slot)
+                self._ring.give(slot, self)
                 break
         except _ClosedError:
             pass
@@ -148,8 +178,9 @@ class Stream:
             end = error
         finally:
             if self._current >= 0:
-                self._ring.give(self._current)
+                self._ring.give(self._current, self)
             self._file.close()
+            self._ring.leave(self)
             self._pieces.put(end)
 
     def _buffer(self, nbytes: int) -> memoryview:
