@@ -73,6 +73,11 @@ class Load:
         memory = (self.held + model.code_bytes + model.weights_bytes) / self.capacity
         return round(max(compute, memory), _DIGITS)
 
+    @property
+    def unweighed(self) -> int:
+        """Bytes that are here and count in no score, because the capacity is not known: fewer break a tie."""
+        return self.held if self.capacity is None else 0
+
     def missing(self, model: ModelDemand) -> int:
         """Bytes that lack for the model to be served here; negative where there is room."""
         return self.needed(model) - (self.capacity or 0)

@@ -22,7 +22,7 @@ RUNNERS_UP: Final = 3
 """Workers that were not chosen and are kept in an answer's candidates."""
 
 _RANKS: Final = tuple(Affinity)
-_Scored = tuple[float, int]
+_Scored = tuple[float, int, int]
 """Score and index of a worker; workers are sorted by name, so the index breaks ties as the name would."""
 
 
@@ -157,20 +157,22 @@ class _Attempt:
         Returns:
             The chosen, and the best of the others.
         """
-        scored: list[_Scored] = [(load.score(model, share), load.index) for load in loads]
+        scored: list[_Scored] = [(load.score(model, share), load.unweighed, load.index) for load in loads]
         ranks = self._ranks(model.name)
-        incumbents = sorted((ranks[index], score, index) for score, index in scored if index in ranks) if ranks else []
+        incumbents = (
+            sorted((ranks[index], score, index) for score, _, index in scored if index in ranks) if ranks else []
+        )
         heapq.heapify(scored)
         chosen: dict[int, None] = {}
         while scored and len(chosen) < count:
-            score, best = scored[0]
+            score, _, best = scored[0]
             if best in chosen:
                 heapq.heappop(scored)
                 continue
             limit = score * self._tolerance
             near = (index for _, score, index in incumbents if score <= limit and index not in chosen)
             chosen[next(near, best)] = None
-        others = [index for _, index in heapq.nsmallest(RUNNERS_UP + len(chosen), scored) if index not in chosen]
+        others = [index for _, _, index in heapq.nsmallest(RUNNERS_UP + len(chosen), scored) if index not in chosen]
         return [self._loads[index] for index in chosen], [self._loads[index] for index in others[:RUNNERS_UP]]
 
     def _ranks(self, model: str) -> dict[int, int]:

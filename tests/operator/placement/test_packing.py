@@ -252,3 +252,8 @@ def test_the_order_of_the_arguments_does_not_matter():
         rng.shuffle(demands)
         rng.shuffle(fleet)
         assert pack(demands, fleet, {}) == expected
+
+
+def test_idle_models_spread_over_workers_whose_memory_is_not_known_yet():
+    demands = [ModelDemand(name, size * GB) for name, size in (("a", 3), ("b", 2), ("c", 1))]
+    assert placed(pack(demands, workers(2, None), {})) == {"a": ("w0",), "b": ("w1",), "c": ("w1",)}
