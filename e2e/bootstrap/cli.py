@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import json
+import shutil
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -24,6 +26,7 @@ examples:
   bootstrap images            the images of operator and worker for the sources as they are
   bootstrap images --print    also their names, as JSON: {"worker": ..., "operator": ...}
 """
+_ROOM = 12 << 30  # bytes
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,10 +51,17 @@ def main(argv: list[str] | None = None) -> int:
     except ClusterError as error:
         print(f"bootstrap: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"bootstrap: {error}{_hint(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("bootstrap: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     return 0
+
+
+def _hint(error: OSError) -> str:
+    return "; free some space and run it again, it goes on from here" if error.errno == errno.ENOSPC else ""
 
 
 def _make(home: Home, part: str) -> dict[str, str]:
@@ -75,6 +85,10 @@ def _make(home: Home, part: str) -> dict[str, str]:
 
 def _make_all(home: Home) -> None:
     """Do everything at once that does not wait for something else: downloads beside the long compilation."""
+    free = shutil.disk_usage(home.folder).free
+    if free < _ROOM and not (home.bin / "kube").exists():
+        need = f"{_ROOM >> 30} GiB, most of it the Go compiler's cache"
+        raise ClusterError(f"{home.folder} has {free >> 30} GiB free, and the first run needs {need}")
     packages.install(home)
     with ThreadPoolExecutor() as pool:
         jobs: dict[str, Future[None]] = {
