@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ballast_contract.quantities import ceil_api, human
 from ballast_contract.reasons import Reason
@@ -28,9 +29,8 @@ class Excluded(Enum):
     """It can go when its executions have ended, if it gets no new ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """One extent and whether it may go.
+class Resident(NamedTuple):
+    """One extent and whether it may go. A tuple, because one is made for every resident at every eviction.
 
     Attributes:
         extent: its key in the device memory.

@@ -51,7 +51,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._reports: dict[str, tuple[ModelSnapshot, Bundle]] = {}
         self._counters = Counters()
-        self._decisions: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
+        self._decisions: deque[tuple[Decision, tuple[Resident, ...], float]] = deque(maxlen=DECISIONS_KEPT)
         self._sequence = itertools.count(1)
 
     def count(self, **amounts: float) -> None:
@@ -107,19 +107,6 @@ class Ledger:
         refusal: Refusal | None = None,
     ) -> None:
         """Record a decision. `memory` and `residents` are what it was based on."""
-        now = self._clock()
-        gone = tuple(evicted)
-        candidates = tuple(
-            Candidate(
-                model=resident.model,
-                nbytes=resident.nbytes,
-                priority=value_at(resident.key, now),
-                queued=resident.queued,
-                chosen=resident.excluded is Excluded.NOT and resident.model in gone,
-                excluded=resident.excluded.value,
-            )
-            for resident in residents
-        )
         decision = Decision(
             sequence=next(self._sequence),
             unix_seconds=self._wall_clock(),
@@ -129,18 +116,21 @@ class Ledger:
             needed=needed,
             free=memory.free,
             largest_free=memory.largest_free,
-            candidates=candidates,
-            evicted=gone,
+            evicted=tuple(evicted),
             moved=moved,
             refusal=refusal,
         )
         with self._lock:
-            self._decisions.appendleft(decision)
+            self._decisions.appendleft((decision, tuple(residents), self._clock()))
 
     def decisions(self) -> tuple[Decision, ...]:
         """The last decisions, newest first."""
         with self._lock:
-            return tuple(self._decisions)
+            kept = list(self._decisions)
+        # Most decisions are never asked for, so their candidates are spelled out only here.
+        return tuple(
+            replace(decision, candidates=_candidates(decision, residents, now)) for decision, residents, now in kept
+        )
 
     def snapshot(self, on_host: Callable[[Bundle], bool]) -> ResidencySnapshot:
         """Everything at one moment; `on_host` tells whether a bundle has a host copy."""
@@ -152,3 +142,18 @@ class Ledger:
             for report, bundle in reports
         )
         return ResidencySnapshot(models=models, **asdict(counters))
+
+
+def _candidates(decision: Decision, residents: tuple[Resident, ...], now: float) -> tuple[Candidate, ...]:
+    gone = set(decision.evicted)
+    return tuple(
+        Candidate(
+            model=resident.model,
+            nbytes=resident.nbytes,
+            priority=value_at(resident.key, now),
+            queued=resident.queued,
+            chosen=resident.excluded is Excluded.NOT and resident.model in gone,
+            excluded=resident.excluded.value,
+        )
+        for resident in residents
+    )
