@@ -22,6 +22,7 @@ SYSTEM = "ballast-system"
 NAMESPACE = "ballast-demo"
 SAMPLES = ROOT / "e2e" / "samples"
 MODELS = CACHE / "models"
+EXECUTABLES = CACHE / "executables"
 SENTENCES = (
     "A cat sits on the warm windowsill.",
     "The kitten naps by the window in the sun.",
@@ -92,33 +93,48 @@ def prepare_namespace(kube: Kube, refs: Images, *, namespace: str = NAMESPACE, l
     """Create the models' namespace (restricted Pod Security), the model store and the client's pod."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kube.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}))
-    claim: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "models", "namespace": namespace},
-        "spec": {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "4Gi"}}},
-    }
+    _claim(kube, "models", "ReadOnlyMany", MODELS if local else None, namespace=namespace)
     if local:
-        volume = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": f"{namespace}-models"},
-            "spec": {
-                "capacity": {"storage": "4Gi"},
-                "accessModes": ["ReadOnlyMany"],
-                "persistentVolumeReclaimPolicy": "Retain",
-                "storageClassName": "",
-                "hostPath": {"path": str(MODELS), "type": "Directory"},
-                "claimRef": {"namespace": namespace, "name": "models"},
-            },
-        }
-        kube.apply(json.dumps(volume))
-        claim["spec"] |= {"storageClassName": "", "volumeName": f"{namespace}-models"}
-    if not kube.kubectl("get", "pvc", "models", "-n", namespace, "--ignore-not-found").strip():
-        kube.apply(json.dumps(claim))
+        EXECUTABLES.mkdir(parents=True, exist_ok=True)
+        EXECUTABLES.chmod(0o777)  # pods are not root, and a hostPath volume keeps the owner that it has
+    _claim(kube, "executables", "ReadWriteMany", EXECUTABLES if local else None, namespace=namespace)
     if not kube.kubectl("get", "pod", client.POD, "-n", namespace, "--ignore-not-found").strip():
         kube.apply(json.dumps(client.pod(namespace, refs.worker)))
     kube.kubectl("wait", "-n", namespace, "pod", client.POD, "--for=condition=Ready", "--timeout=120s")
+
+
+def _claim(kube: Kube, name: str, mode: str, path: Path | None, *, namespace: str) -> None:
+    """A claim, bound to a directory of this machine when one is given, else to what the cluster provides."""
+    if kube.kubectl("get", "pvc", name, "-n", namespace, "--ignore-not-found").strip():
+        return
+    spec: dict[str, Any] = {"accessModes": [mode], "resources": {"requests": {"storage": "4Gi"}}}
+    if path is not None:
+        volume = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{namespace}-{name}"},
+            "spec": {
+                "capacity": {"storage": "4Gi"},
+                "accessModes": [mode],
+                "persistentVolumeReclaimPolicy": "Retain",
+                "storageClassName": "",
+                "hostPath": {"path": str(path), "type": "Directory"},
+                "claimRef": {"namespace": namespace, "name": name},
+            },
+        }
+        kube.kubectl("delete", "pv", f"{namespace}-{name}", "--ignore-not-found")
+        kube.apply(json.dumps(volume))
+        spec |= {"storageClassName": "", "volumeName": f"{namespace}-{name}"}
+    kube.apply(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": spec,
+            }
+        )
+    )
 
 
 def apply_samples(kube: Kube, *, namespace: str = NAMESPACE) -> None:
@@ -313,7 +329,7 @@ def command(
 def remove(kube: Kube, *, namespace: str = NAMESPACE) -> None:
     """Remove the samples, the chart and the CRDs, in the order of the documentation."""
     kube.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--timeout=120s", seconds=150)
-    kube.kubectl("delete", "pv", f"{namespace}-models", "--ignore-not-found")
+    kube.kubectl("delete", "pv", f"{namespace}-models", f"{namespace}-executables", "--ignore-not-found")
     kube.run("helm", "uninstall", "ballast", "--namespace", SYSTEM, "--ignore-not-found", "--wait", check=False)
     kube.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--timeout=120s", seconds=150)
     crds = ("inferencemodels.ballast.dev", "weightbudgets.ballast.dev")
