@@ -366,6 +366,10 @@ def test_what_cannot_be_answered_before_the_end_is_refused(make_rig, affine):
     rig.settle()
     rig.engine.stop(drain_seconds=0.0)
     assert answer.refusal().reason is Reason.DRAINING
+    assert rig.add("cold", affine).reason is Reason.DRAINING
+    gone = threading.Event()
+    rig.engine.remove("cold", gone.set)
+    assert gone.is_set()
 
 
 def test_a_damaged_executable_is_not_loaded(rig, affine, tmp_path):

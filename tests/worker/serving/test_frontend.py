@@ -174,3 +174,34 @@ def test_a_port_that_is_taken_is_an_error_at_the_start(rig, port):
         config = {"host": "127.0.0.1", "http_port": 0, "grpc_port": 0, port: taken.getsockname()[1]}
         with pytest.raises(OSError, match=str(taken.getsockname()[1])):
             run_in_thread(Frontend(Serving.model_validate(config), rig.engine, None))
+
+
+def test_every_pipelined_request_is_answered_before_a_stopping_connection_closes(make_server, affine):
+    server = make_server({"cold": affine}, automatic=False)
+    body = json.dumps(BODY).encode()
+    request = b"POST /v2/models/cold/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall(request * 3)
+        while server.rig.on_device(lambda: server.rig.engine.queued("cold")) < 3:
+            pass
+        stopper = threading.Thread(target=server.front.stop, kwargs={"grace_seconds": 30})
+        stopper.start()
+        while server.rig.on_device(server.front._frontend._http._server.is_serving):
+            pass
+        server.rig.on_device(lambda: server.rig.residency.complete("cold"))
+        received = b""
+        while piece := client.recv(65536):
+            received += piece
+        stopper.join(30)
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+    assert received.count(b"Connection: close") == 1
+
+
+def test_a_model_that_cannot_be_called_yet_is_not_ready_and_one_that_is_not_there_is_an_error(server):
+    server.catalog.table["early"] = Refusal(Reason.MEASURING, "being prepared", 5.0)
+    method = "/inference.GRPCInferenceService/ModelReady"
+    ready = call(server.grpc, pb.ModelReadyRequest(name="early").SerializeToString(), method=method)
+    assert pb.ModelReadyResponse.FromString(ready) == pb.ModelReadyResponse(ready=False)
+    error = call(server.grpc, pb.ModelReadyRequest(name="nobody").SerializeToString(), method=method)
+    assert error.code() is grpc.StatusCode.NOT_FOUND

@@ -103,21 +103,26 @@ class DeviceEngine:
                 self._inbox.put(action)
 
     def add(self, model: ServableModel, done: Callable[[Refusal | None], None]) -> None:
-        """See `Engine.add`. Refused when the same name is added or removed again before its executables are loaded."""
+        """See `Engine.add`. Refused when the same name is added or removed again before its executables are loaded.
+
+        After `stop`, `done` is called at once, on the caller's thread.
+        """
         name = model.resident.name
         with self._lock:
-            if not self._admitting:
-                self._inbox.put(lambda: done(refusals.draining()))
-                return
             self._changes[name] += 1
-            change = self._changes[name]
-        self._loaders.submit(self._load, model, change, done)
+            if self._admitting:
+                self._loaders.submit(self._load, model, self._changes[name], done)
+                return
+        done(refusals.draining())
 
     def remove(self, name: str, done: _Action) -> None:
-        """See `Engine.remove`."""
+        """See `Engine.remove`. After the end of the engine, `done` is called at once, on the caller's thread."""
         with self._lock:
             self._changes[name] += 1
-        self.post(lambda: self._dispatcher.remove(name, done))
+            if not self._closed:
+                self._inbox.put(lambda: self._dispatcher.remove(name, done))
+                return
+        done()
 
     def model(self, name: str) -> ServableModel | None:
         """See `Engine.model`."""

@@ -98,10 +98,12 @@ class GrpcServer(grpc.GenericRpcHandler):
 
     async def _model_ready(self, message: bytes, context: Context) -> bytes:
         request = await _parse(pb.ModelReadyRequest, message, context)
-        found = await self._find(request.name, request.version, context)
+        found = self._service.find(request.name, request.version, forwarded=_forwarded(context))
         if isinstance(found, Elsewhere):
             return await self._forward(found, "ModelReady", request.name, message, context)
-        return pb.ModelReadyResponse(ready=found.refusal is None).SerializeToString()
+        if isinstance(found, Refusal) and found.reason is Reason.NOT_REQUESTED:
+            await _refuse(context, found)
+        return pb.ModelReadyResponse(ready=isinstance(found, Here) and found.refusal is None).SerializeToString()
 
     async def _model_metadata(self, message: bytes, context: Context) -> bytes:
         request = await _parse(pb.ModelMetadataRequest, message, context)

@@ -12,7 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, cast
 
 import httptools
@@ -35,6 +35,14 @@ _JOINED_BYTES: Final = 32 << 10
 Pieces = Sequence[bytes | memoryview]
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    pieces: Pieces
+    content_type: str
+    headers: Sequence[str]
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
     """A request and the place of its answer on the connection. `respond` is called once, on the event loop."""
@@ -42,7 +50,7 @@ class Exchange:
     request: HttpRequest
     keep_alive: bool
     _connection: HttpConnection
-    answer: list[bytes | memoryview] | None = field(default=None)
+    answer: _Answer | None = None
 
     def respond(
         self, status: int, pieces: Pieces, *, content_type: str = "application/json", headers: Sequence[str] = ()
@@ -55,10 +63,7 @@ class Exchange:
             content_type: of the body.
             headers: further lines, as in `Retry-After: 1`.
         """
-        if self._connection.closing:
-            self.keep_alive = False
-        start = head(status, sum(map(len, pieces)), content_type, headers, keep_alive=self.keep_alive)
-        self.answer = [start] if self.request.method == b"HEAD" else [start, *pieces]
+        self.answer = _Answer(status, pieces, content_type, headers)
         self._connection.flush()
 
     def respond_json(self, status: int, document: object, *, headers: Sequence[str] = ()) -> None:
@@ -87,8 +92,7 @@ class HttpConnection(asyncio.Protocol):
         self._discarding = False
         self._paused = False
         self._client_reads = True
-        self.closing = False
-        """The next answer is the last."""
+        self._closing = False
 
     # asyncio.Protocol
 
@@ -145,12 +149,12 @@ class HttpConnection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
         self._url += url
-        self._counthead(len(url))
+        self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header."""
         self._headers[name.lower()] = value
-        self._counthead(len(name) + len(value))
+        self._count_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
         """The body begins."""
@@ -176,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
         self._body = []
         self._reading_since = None
         request = HttpRequest(self._parser.get_method(), self._url, self._headers, body)
-        keep_alive = self._parser.should_keep_alive() and self._parser.get_http_version() == "1.1" and not self.closing
+        keep_alive = self._parser.should_keep_alive() and self._parser.get_http_version() == "1.1" and not self._closing
         exchange = Exchange(request, keep_alive, self)
         self._exchanges.append(exchange)
         if not exchange.keep_alive:
@@ -195,8 +199,9 @@ class HttpConnection(asyncio.Protocol):
             elif first.answer is None:
                 break
             else:
-                self._write(first.answer)
-                if not first.keep_alive:
+                last = self._closing and len(self._exchanges) == 1 and self._reading_since is None
+                self._write(first, first.answer, keep_alive=first.keep_alive and not last)
+                if last or not first.keep_alive:
                     self._exchanges.clear()
                     self._transport.close()
                     return
@@ -205,7 +210,7 @@ class HttpConnection(asyncio.Protocol):
 
     def finish(self) -> None:
         """Close after the answers that are under way; at once when there are none."""
-        self.closing = True
+        self._closing = True
         if not self._exchanges and self._reading_since is None:
             self._transport.close()
 
@@ -221,11 +226,14 @@ class HttpConnection(asyncio.Protocol):
         """End a connection whose request does not come."""
         self._refuse(408, "the request did not arrive in time")
 
-    def _write(self, answer: list[bytes | memoryview]) -> None:
-        if len(answer) > 1 and sum(map(len, answer)) <= _JOINED_BYTES:
-            self._transport.write(b"".join(answer))
+    def _write(self, exchange: Exchange, answer: _Answer, *, keep_alive: bool) -> None:
+        length = sum(map(len, answer.pieces))
+        start = head(answer.status, length, answer.content_type, answer.headers, keep_alive=keep_alive)
+        pieces = () if exchange.request.method == b"HEAD" else answer.pieces
+        if length <= _JOINED_BYTES:
+            self._transport.write(b"".join((start, *pieces)))
         else:
-            self._transport.writelines(answer)
+            self._transport.writelines([start, *pieces])
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer a request that cannot be read to its end, then close."""
@@ -233,17 +241,12 @@ class HttpConnection(asyncio.Protocol):
             return
         self._discarding = True
         self._reading_since = None
-        exchange = Exchange(HttpRequest(b"", b"", {}, b""), keep_alive=True, _connection=self)
         body = orjson.dumps({"error": message})
-        exchange.answer = [
-            head(status, len(body), "application/json", (), keep_alive=False),
-            body,
-        ]
-        self._exchanges.append(exchange)
+        self._exchanges.append(head(status, len(body), "application/json", (), keep_alive=False) + body)
         self.flush()
         asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.close)
 
-    def _counthead(self, nbytes: int) -> None:
+    def _count_head(self, nbytes: int) -> None:
         self._head_bytes += nbytes
         if self._head_bytes > _MAX_HEAD_BYTES:
             raise _RefusedError(431, f"request line and headers exceed {_MAX_HEAD_BYTES} bytes")

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any, Final
 
+from ballast_contract import __version__
 from ballast_worker.serving.signature import Signature
 from ballast_worker.serving.tensors import Tensor
 
@@ -16,14 +16,9 @@ VERSION: Final = "1"
 """The one version that every model has: which bytes serve is decided by the model's source, not by the caller."""
 
 
-def server_version() -> str:
-    """Of this distribution."""
-    return importlib.metadata.version("ballast")
-
-
 def server() -> dict[str, Any]:
     """Server metadata."""
-    return {"name": SERVER_NAME, "version": server_version(), "extensions": list(EXTENSIONS)}
+    return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
 
 
 def model(name: str, signature: Signature) -> dict[str, Any]:
