@@ -127,9 +127,9 @@ def test_a_segment_added_by_one_worker_is_mapped_by_the_other_when_it_is_needed(
     store = pool(budget=None, segment=4)
     other, one = worker(budget=None), bundle("a", 7)
     other.ask("acquire", one.path)
-    assert not store._opened[1]._mappings
+    assert not store._opened._segments._mappings
     assert read(store.acquire(one, keep=False)) == packed_bytes(one)
-    assert len(store._opened[1]._mappings) == 2
+    assert len(store._opened._segments._mappings) == 2
 
 
 def test_two_workers_that_start_together_make_the_segments_of_one_budget(worker, tmp_path):
