@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.running_worker import Running
 from helpers.small_bundles import pack_small
 
 from ballast_contract.config import WorkerConfig
@@ -34,9 +35,30 @@ def config_for(tmp_path, executables):
             "name": "w",
             "executable_store": str(executables),
             "state_directory": str(tmp_path / "state"),
-            "serving": {**PORTS, "host": "127.0.0.1", **sections.pop("serving", {})},
-            "host": {"directory": str(tmp_path / "shm"), "segment_bytes": "2m", **sections.pop("host", {})},
+            "device": {"budget": "32m"},
+            "serving": {**PORTS, "host": "127.0.0.1", "grace_seconds": 15, **sections.pop("serving", {})},
+            "host": {
+                "directory": str(tmp_path / "shm"),
+                "segment_bytes": "2m",
+                "budget": "64m",
+                **sections.pop("host", {}),
+            },
         }
         return WorkerConfig.model_validate({**base, **sections})
 
     return make
+
+
+@pytest.fixture
+def start():
+    """Start workers; they end with the test."""
+    running = []
+
+    def run(config: WorkerConfig) -> Running:
+        worker = Running(config)
+        running.append(worker)
+        return worker
+
+    yield run
+    for worker in running:
+        worker.stop()

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -89,14 +90,31 @@ def _explain(config: WorkerConfig, parsed: argparse.Namespace) -> int:
 
 
 def _regions(config: WorkerConfig, parsed: argparse.Namespace) -> int:
-    regions = _ask(config, "/regions")
+    """Looks at the pool itself, so that no worker has to run."""
+    from ballast_worker.control.machine import pool_directory  # noqa: PLC0415 - imports JAX
+    from ballast_worker.host.errors import HostPoolError  # noqa: PLC0415
+    from ballast_worker.host.survey import survey  # noqa: PLC0415
+
+    try:
+        found = survey(pool_directory(config))
+    except HostPoolError as error:
+        raise CommandError(str(error)) from error
     if parsed.json:
-        _print(regions)
+        _print({"directory": str(found.path), **{k: v for k, v in asdict(found).items() if k != "path"}})
         return 0
-    rows = [("WEIGHTS", "SIZE", "STATE", "KEPT", "LOADED")]
+    capacity = found.segments * found.segment_bytes
+    _print(f"{found.path}: {human(found.used_bytes)} of {human(capacity)} in {found.segments} segments")
+    rows = [("MODEL", "WEIGHTS", "SIZE", "STATE", "IN TRANSFER", "KEPT")]
     rows += [
-        (r["digest"], human(r["bytes"]), r["state"], "yes" if r["kept"] else "no", str(r["generation"]))
-        for r in regions
+        (
+            region.name,
+            region.digest.removeprefix("sha256:")[:12],
+            human(region.host_bytes),
+            "ready" if region.ready else f"filling {human(region.filled)}",
+            "yes" if region.in_transfer else "no",
+            "yes" if region.kept else "no",
+        )
+        for region in found.regions
     ]
     _table(rows)
     return 0

@@ -96,9 +96,7 @@ class Desk:
             self._post(partial(self._accept, assignment, inspected))
             return assignment.routes.version, self._refused(assignment.models, inspected)
 
-    def compact(
-        self, mode: CompactionMode, reload: Sequence[str], timeout: float | None
-    ) -> CompactionResult | Refusal | None:
+    def compact(self, mode: CompactionMode, reload: Sequence[str], timeout: float) -> CompactionResult | Refusal | None:
         """See `Controlled.compact`."""
         parts = self._parts()
         if parts is None:
@@ -108,7 +106,7 @@ class Desk:
         parts.engine.post(lambda: parts.residency.compact(mode, names, done.set_result))
         return _result(done, timeout, "the compaction goes on, but")
 
-    def set_residency(self, name: str, wish: ResidencyWish, timeout: float | None) -> Refusal | None:
+    def set_residency(self, name: str, wish: ResidencyWish, timeout: float) -> Refusal | None:
         """See `Controlled.set_residency`."""
         parts, view = self._parts(), self._lineup.views[name]
         if parts is None or view.serving is None or view.stage is not Stage.SERVED:
@@ -187,7 +185,7 @@ class Desk:
         return refused
 
 
-def _result(future: Future[T], timeout: float | None, what: str) -> T | Refusal:
+def _result(future: Future[T], timeout: float, what: str) -> T | Refusal:
     try:
         return future.result(timeout)
     except TimeoutError:

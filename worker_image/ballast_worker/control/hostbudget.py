@@ -30,6 +30,7 @@ class HostFacts:
         mount_free: free in it, together with what the pool holds already.
         limit: the container's memory limit; None without one.
         free: what the limit leaves, or what the machine has where there is no limit.
+        in_memory: the file system keeps its files in memory: only there an automatic budget takes anything.
     """
 
     mount: Path
@@ -37,6 +38,7 @@ class HostFacts:
     mount_free: int
     limit: int | None
     free: int
+    in_memory: bool = True
 
 
 def describe(pool: Path, *, root: Path = Path("/")) -> HostFacts:
@@ -66,6 +68,8 @@ def resolve(config: Host, facts: HostFacts, *, process: int, useful: int | None)
         return None
     if isinstance(config.budget, int):
         return config.budget // share
+    if not facts.in_memory:
+        return 0
     room = min(facts.mount_free, facts.free - process - PROCESS_BYTES) // share
     if useful is not None:
         room = min(room, -(-useful // config.segment_bytes) * config.segment_bytes)
@@ -91,6 +95,16 @@ def check(config: Host, facts: HostFacts, *, process: int) -> Failure | None:
             f"lower host.budget to {max(0, facts.limit - process) >> 20}Mi",
         )
     return None
+
+
+def _kind(mount: Path, root: Path) -> str:
+    """Type of the file system mounted there; the last mount wins."""
+    found = ""
+    for line in (root / "proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+        _, where, kind, *_ = line.split(" ")
+        if where == str(mount):
+            found = kind
+    return found
 
 
 def _available(root: Path) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -11,6 +12,8 @@ from google.protobuf.json_format import MessageToDict
 from ballast_worker.control import report
 from ballast_worker.control.http import Page, Request, Response
 from ballast_worker.control.worker import Worker
+from ballast_worker.host.errors import HostPoolError
+from ballast_worker.host.survey import survey
 
 
 def pages(worker: Worker) -> Mapping[str, Page]:
@@ -53,7 +56,14 @@ def pages(worker: Worker) -> Mapping[str, Page]:
             }
         )
 
-    return {"/plan": plan, "/explain": explain, "/models": models, "/state": state, "/map": memory}
+    def regions(_: Request) -> Response:
+        try:
+            found = asdict(survey(worker.pool_directory))
+        except HostPoolError as error:
+            return Response.text(str(error), 404)
+        return Response.json({**found, "path": str(found["path"])})
+
+    return {"/regions": regions, "/plan": plan, "/explain": explain, "/models": models, "/state": state, "/map": memory}
 
 
 def health(worker: Worker) -> Mapping[str, Page]:

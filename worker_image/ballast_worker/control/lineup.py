@@ -31,7 +31,7 @@ from ballast_worker.serving.call import Engine, ServableModel
 _log = logging.getLogger(__name__)
 
 _INSPECTORS: Final = 8
-_RETRY_FIRST_SECONDS: Final = 5.0
+_RETRY_FIRST_SECONDS: Final = 1.0
 _RETRY_LAST_SECONDS: Final = 300.0
 
 

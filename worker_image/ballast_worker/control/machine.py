@@ -18,7 +18,7 @@ from ballast_worker.device.budget import Budget, BudgetError, resolve
 from ballast_worker.device.cpu import CpuBackend
 from ballast_worker.device.plan import SCRATCH, Plan
 from ballast_worker.device.probe import DeviceFacts, describe, driver_used
-from ballast_worker.host.pool import HostPool
+from ballast_worker.host.pool import HostPool, HostPoolError, PageLocker
 from ballast_worker.serving.catalog import Catalog
 from ballast_worker.serving.journal import Journal
 
@@ -65,7 +65,14 @@ class Machine:
         return driver_used(self._facts)
 
     def reserve(
-        self, plan: Plan, host_bytes: int | None, catalog: Catalog, journal: Journal, changed: Callable[[], None]
+        self,
+        plan: Plan,
+        host_bytes: int | None,
+        *,
+        catalog: Catalog,
+        journal: Journal,
+        changed: Callable[[], None],
+        on_fallback: Callable[[str], None],
     ) -> Parts:
         """Take what the plan says; see `parts.reserve` for what is raised. Blocks for as long as the driver takes."""
         config = self._config
@@ -77,7 +84,7 @@ class Machine:
             config,
             plan,
             backend=self._backend(),
-            open_store=lambda: self._open_store(host_bytes),
+            open_store=lambda: self._open_store(host_bytes, on_fallback),
             catalog=catalog,
             journal=journal,
             changed=changed,
@@ -103,6 +110,8 @@ class Machine:
         match error:
             case DeviceError():
                 return Failure(Reason.INSUFFICIENT_DEVICE_MEMORY, str(error))
+            case HostPoolError():
+                return Failure(Reason.INSUFFICIENT_HOST_MEMORY, str(error))
             case OSError():
                 return Failure(Reason.INVALID_SPEC, str(error))
         return Failure(Reason.LOAD_FAILED_WILL_RETRY, f"{type(error).__name__}: {error}")
@@ -115,12 +124,28 @@ class Machine:
         return CudaBackend(self._config.device.ordinal)
 
     def _pool(self) -> Path:
-        """The pool's directory: shared by the node's workers as it is configured, else one below for this worker."""
-        host = self._config.host
-        return host.directory if host.sharing == "node" else host.directory / self._config.name
+        return pool_directory(self._config)
 
-    def _open_store(self, host_bytes: int | None) -> HostPool:
+    def _open_store(self, host_bytes: int | None, on_fallback: Callable[[str], None]) -> HostPool:
         host = self._config.host
         return HostPool(
-            directory=self._pool(), budget=host_bytes, segment_bytes=host.segment_bytes, mode=int(host.file_mode, 8)
+            directory=self._pool(),
+            budget=host_bytes,
+            segment_bytes=host.segment_bytes,
+            mode=int(host.file_mode, 8),
+            locker=self._locker(),
+            on_fallback=on_fallback,
         )
+
+    def _locker(self) -> PageLocker | None:
+        if self._config.backend == "cpu":
+            return None
+        from ballast_worker.control.pagelock import cuda_locker  # noqa: PLC0415
+
+        return cuda_locker(self._config.device.ordinal)
+
+
+def pool_directory(config: WorkerConfig) -> Path:
+    """Where the host pool is: shared by the node's workers as it is configured, else one below for this worker."""
+    host = config.host
+    return host.directory if host.sharing == "node" else host.directory / config.name

@@ -20,11 +20,11 @@ from ballast_worker.device.plan import Declared, ModelNeed, Plan, PlanInputs, ma
 DEPTH: Final = 1
 """Executions enqueued at once: what the XLA pool is sized for and what the engine keeps to."""
 
-SCRATCH_FLOOR: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
+SCRATCH_AHEAD: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
 """Scratch that is planned although no model needs it yet, so that models assigned later fit: so much, or a sixteenth of
-the budget where that is less."""
+the budget where that is less, and only where everything else fits beside it."""
 
-CODE_FLOOR: Final = {"cpu": 0, "cuda": 256 << 20}
+CODE_AHEAD: Final = {"cpu": 0, "cuda": 256 << 20}
 """The same for executables; on the CPU they are not device memory."""
 
 
@@ -36,39 +36,54 @@ class Wanted:
     pinned: bool
 
 
-def plan_inputs(
-    config: WorkerConfig, *, budget: Budget, context: int, overhead: int, models: Mapping[str, Wanted]
-) -> PlanInputs:
-    """What a plan is made from.
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What every plan of a worker starts from.
 
-    Args:
+    Attributes:
         config: of the worker.
         budget: device memory of the whole process.
         context: driver context and libraries, in bytes; the builders' measurement is taken where it is larger.
         overhead: what the arena's allocation takes besides, in bytes.
-        models: everything that is to be served, by name.
     """
-    device = config.device
-    wanted = [model.built for model in models.values()]
-    floor = min(SCRATCH_FLOOR[config.backend], budget.nbytes // 16)
-    code_floor = min(CODE_FLOOR[config.backend], budget.nbytes // 16)
-    return PlanInputs(
-        budget=budget,
-        context=max([context, *(built.context_bytes for built in wanted)]),
-        code=max(code_floor, sum(built.code_bytes for built in wanted)),
-        scratch=max(floor, scratch_need(wanted)),
-        models=tuple(
-            ModelNeed(name, model.built.bundle.layout.nbytes, model.pinned, scratch_need([model.built]))
-            for name, model in sorted(models.items())
-        ),
-        overhead=overhead,
-        declared=tuple(_declared(models)),
-        configured_scratch=device.scratch if isinstance(device.scratch, int) else None,
-        max_percent=device.weights.max_percent,
-        slack_percent=device.weights.slack_percent,
-        oversubscription=device.oversubscription,
-        reserved=config.backend != "cpu",
-    )
+
+    config: WorkerConfig
+    budget: Budget
+    context: int
+    overhead: int
+
+    def inputs(self, models: Mapping[str, Wanted]) -> PlanInputs:
+        """What a plan for these models is made from."""
+        device = self.config.device
+        wanted = [model.built for model in models.values()]
+        return PlanInputs(
+            budget=self.budget,
+            context=max([self.context, *(built.context_bytes for built in wanted)]),
+            code=sum(built.code_bytes for built in wanted),
+            scratch=scratch_need(wanted),
+            models=tuple(
+                ModelNeed(name, model.built.bundle.layout.nbytes, model.pinned, scratch_need([model.built]))
+                for name, model in sorted(models.items())
+            ),
+            overhead=self.overhead,
+            declared=tuple(_declared(models)),
+            configured_scratch=device.scratch if isinstance(device.scratch, int) else None,
+            max_percent=device.weights.max_percent,
+            slack_percent=device.weights.slack_percent,
+            oversubscription=device.oversubscription,
+            reserved=self.config.backend != "cpu",
+        )
+
+    def plan(self, inputs: PlanInputs) -> Plan:
+        """The plan, with room for models that come later where there is room."""
+        share = self.budget.nbytes // 16
+        ahead = replace(
+            inputs,
+            code=max(inputs.code, min(CODE_AHEAD[self.config.backend], share)),
+            scratch=max(inputs.scratch, min(SCRATCH_AHEAD[self.config.backend], share)),
+        )
+        plan = make_plan(ahead)
+        return plan if plan.fits and not plan.shortfall else make_plan(inputs)
 
 
 def scratch_need(models: Iterable[Built]) -> int:
@@ -94,35 +109,33 @@ class DeviceLimits:
     """Implements `lineup.Limits`. Written by the control loop, read by it and by builders' threads.
 
     Attributes:
-        config: of the worker.
-        budget: device memory of the whole process.
-        context: driver context and libraries, in bytes.
-        overhead: of the arena's allocation, in bytes.
+        basis: of plans.
         plan: in force; None before.
     """
 
-    config: WorkerConfig
-    budget: Budget
-    context: int
-    overhead: int
+    basis: Basis
     plan: Plan | None = None
 
     def check_bytes(self, bundle: Bundle) -> Failure | None:
         """See `Limits.check_bytes`."""
         need = bundle.layout.nbytes
-        room = self.plan.arena if self.plan is not None else self.budget.nbytes - self.context - self.overhead
+        room = (
+            self.plan.arena
+            if self.plan is not None
+            else self.basis.budget.nbytes - self.basis.context - self.basis.overhead
+        )
         if need <= room:
             return None
         return Failure(
             Reason.INSUFFICIENT_DEVICE_MEMORY,
             f"its weights take {need} bytes and {room} are there for weights on this worker: "
-            f"set device.budget to at least {ceil_api(self.budget.nbytes + need - room)}, or serve it from a larger device",
+            f"set device.budget to at least {ceil_api(self.basis.budget.nbytes + need - room)}, or serve it from a larger device",
         )
 
     def check_built(self, built: Built, others: Iterable[Built]) -> Failure | None:
         """See `Limits.check_built`."""
         need = scratch_need([built])
-        configured = self.config.device.scratch
+        configured = self.basis.config.device.scratch
         pool = (
             self.plan.line(lines.SCRATCH)
             if self.plan is not None
@@ -137,21 +150,13 @@ class DeviceLimits:
                 f"set device.scratch to at least {ceil_api(need)}, or build it with smaller batches",
             )
         if self.plan is None:
-            alone = make_plan(
-                plan_inputs(
-                    self.config,
-                    budget=self.budget,
-                    context=self.context,
-                    overhead=self.overhead,
-                    models={built.bundle.manifest.name: Wanted(built, pinned=False)},
-                )
-            )
+            alone = make_plan(self.basis.inputs({built.bundle.manifest.name: Wanted(built, pinned=False)}))
             if not alone.fits:
                 return replace(refusal(alone), reason=Reason.INSUFFICIENT_DEVICE_MEMORY)
             return None
         code = self.plan.line(lines.CODE)
         taken = sum(other.code_bytes for other in others)
-        if built.code_bytes + taken > max(code, CODE_FLOOR[self.config.backend]):
+        if self.basis.config.backend != "cpu" and built.code_bytes + taken > code:
             return Failure(
                 Reason.INSUFFICIENT_DEVICE_MEMORY,
                 f"its executables take {built.code_bytes} bytes beside the {taken} of others; the plan has {code} for code: "
@@ -161,8 +166,8 @@ class DeviceLimits:
 
     def build_memory(self) -> int:
         """See `Limits.build_memory`: the slack once the rest is reserved."""
-        if self.plan is None or self.config.backend == "cpu":
-            return self.budget.nbytes
+        if self.plan is None or self.basis.config.backend == "cpu":
+            return self.basis.budget.nbytes
         return self.plan.line(lines.SLACK)
 
 

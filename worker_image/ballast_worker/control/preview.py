@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ballast_contract.config import WorkerConfig
 from ballast_worker.build.local import LocalBuilder
@@ -13,10 +14,10 @@ from ballast_worker.control import planning
 from ballast_worker.control.assignment import AssignedModel, AssignmentError, AssignmentFile
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.models import Built, Failure
-from ballast_worker.control.planning import DeviceLimits
+from ballast_worker.control.planning import Basis, DeviceLimits
 from ballast_worker.control.preparation import Workshop, inspect
 from ballast_worker.control.standalone import Folder
-from ballast_worker.device.plan import Plan, make_plan
+from ballast_worker.device.plan import Plan
 
 
 class PreviewError(Exception):
@@ -35,7 +36,8 @@ def plan(config: WorkerConfig, *, say: Callable[[str], None]) -> tuple[Plan, dic
     machine = Machine(config)
     if machine.fault is not None:
         raise PreviewError(machine.fault.message)
-    limits = DeviceLimits(config, machine.budget, machine.context, machine.overhead(0))
+    basis = Basis(config, machine.budget, machine.context, machine.overhead(0))
+    limits = DeviceLimits(basis)
     workshop = Workshop(
         config, LocalBuilder(ExecutableStore(config.executable_store), parallelism=config.build.parallelism)
     )
@@ -50,14 +52,9 @@ def plan(config: WorkerConfig, *, say: Callable[[str], None]) -> tuple[Plan, dic
             built[name] = found
     weights = sum(one.bundle.layout.nbytes for one in built.values())
     host = machine.host_bytes(weights, 0)
-    inputs = planning.plan_inputs(
-        config,
-        budget=machine.budget,
-        context=machine.context,
-        overhead=machine.overhead(host if isinstance(host, int) else 0),
-        models=planning.wanted(built, {name: spec.residency for name, spec in specs.items()}),
-    )
-    return make_plan(inputs), refused
+    basis = replace(basis, overhead=machine.overhead(host if isinstance(host, int) else 0))
+    wishes = {name: spec.residency for name, spec in specs.items()}
+    return basis.plan(basis.inputs(planning.wanted(built, wishes))), refused
 
 
 def _specs(config: WorkerConfig) -> tuple[AssignedModel, ...]:

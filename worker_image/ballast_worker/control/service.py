@@ -26,6 +26,8 @@ from ballast_worker.residency.protocol import CompactionMode, CompactionResult
 MAX_WATCHERS: Final = 8
 """Streams at once: each holds a thread of the server."""
 
+_LONGEST_SECONDS: Final = 3600.0
+
 _MODES: Final = {
     pb.COMPACTION_MODE_MOVE: CompactionMode.MOVE,
     pb.COMPACTION_MODE_FREE: CompactionMode.FREE,
@@ -65,13 +67,11 @@ class Controlled(Protocol):
         """Accept an assignment: what is held of the routes, and what is refused by now. Raises AssignmentError."""
         ...
 
-    def compact(
-        self, mode: CompactionMode, reload: Sequence[str], timeout: float | None
-    ) -> CompactionResult | Refusal | None:
+    def compact(self, mode: CompactionMode, reload: Sequence[str], timeout: float) -> CompactionResult | Refusal | None:
         """Compact; None while nothing is served yet."""
         ...
 
-    def set_residency(self, name: str, wish: ResidencyWish, timeout: float | None) -> Refusal | None:
+    def set_residency(self, name: str, wish: ResidencyWish, timeout: float) -> Refusal | None:
         """Change a wish. Raises KeyError for a model that is not served."""
         ...
 
@@ -157,7 +157,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             self._abort(
                 context, grpc.StatusCode.INVALID_ARGUMENT, "mode is COMPACTION_MODE_MOVE or COMPACTION_MODE_FREE"
             )
-        result = self._worker.compact(mode, request.reload_models, context.time_remaining())
+        result = self._worker.compact(mode, request.reload_models, _timeout(context))
         match result:
             case None:
                 self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, "nothing is served yet: see GetPlan")
@@ -174,7 +174,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if wish is None:
             self._abort(context, grpc.StatusCode.INVALID_ARGUMENT, "residency is UNPINNED, SYSTEM or DEVICE")
         try:
-            refusal = self._worker.set_residency(request.name, wish, context.time_remaining())
+            refusal = self._worker.set_residency(request.name, wish, _timeout(context))
             if refusal is not None:
                 self._refuse(context, refusal)
             return pb.SetModelResidencyResponse(model=self._worker.model_state(request.name))
@@ -222,6 +222,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
     def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
         context.abort(code, message)
         raise AssertionError  # abort has raised
+
+
+def _timeout(context: grpc.ServicerContext) -> float:
+    """Seconds that the caller still waits; grpc has no number for "for ever", only a very large one."""
+    remaining = context.time_remaining()
+    return _LONGEST_SECONDS if remaining is None else min(remaining, _LONGEST_SECONDS)
 
 
 def _code(reason: Reason) -> grpc.StatusCode:

@@ -14,7 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from ballast_contract.config import WorkerConfig
@@ -27,15 +29,15 @@ from ballast_worker.control.desk import Desk
 from ballast_worker.control.feed import Feed
 from ballast_worker.control.journal import CulpritJournal
 from ballast_worker.control.lineup import Lineup
-from ballast_worker.control.machine import Machine
+from ballast_worker.control.machine import Machine, pool_directory
 from ballast_worker.control.models import Failure, ModelView, Stage
 from ballast_worker.control.parts import Parts
-from ballast_worker.control.planning import DeviceLimits
+from ballast_worker.control.planning import Basis, DeviceLimits
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.control.report import Condition, Phase, WorkerView, worker_state
 from ballast_worker.control.standalone import Folder
-from ballast_worker.device.plan import Plan, PlanInputs, make_plan
+from ballast_worker.device.plan import Plan, PlanInputs
 from ballast_worker.device.plan_text import render
 from ballast_worker.residency.protocol import CompactionMode
 
@@ -78,7 +80,7 @@ class Worker:
         state = config.state_directory.expanduser()
         self._journal = CulpritJournal(state / "journal")
         self._quarantine = Quarantine(state)
-        self._limits = DeviceLimits(config, machine.budget, machine.context, machine.overhead(0))
+        self._limits = DeviceLimits(Basis(config, machine.budget, machine.context, machine.overhead(0)))
         self._catalog = WorkerCatalog(config.name)
         self._lineup = Lineup(
             config=config,
@@ -113,6 +115,7 @@ class Worker:
         self._next_scan = 0.0
         self._reserve_at: float | None = None
         self._filled = False
+        self._fallback: Failure | None = None
         self._loads_at_compaction = 0
         self._drain_until: float | None = None
         self._ended: int | None = None
@@ -135,6 +138,11 @@ class Worker:
     def condition(self) -> Condition:
         """Any thread."""
         return self._condition
+
+    @property
+    def pool_directory(self) -> Path:
+        """Where the host pool is. Any thread."""
+        return pool_directory(self._config)
 
     def view(self) -> WorkerView:
         """Everything at this moment. Any thread."""
@@ -241,12 +249,13 @@ class Worker:
         again = self._reserve_at is not None and now >= self._reserve_at
         weights = sum(built.bundle.layout.nbytes for built in self._lineup.built().values())
         host = self._machine.host_bytes(weights, 0)
-        self._limits.overhead = self._machine.overhead(host if isinstance(host, int) else 0)
-        inputs = self._plan_inputs()
+        overhead = self._machine.overhead(host if isinstance(host, int) else 0)
+        basis = self._limits.basis = replace(self._limits.basis, overhead=overhead)
+        inputs = basis.inputs(self._wanted())
         if inputs == self._planned and not again:
             return
         self._planned, self._reserve_at = inputs, None
-        self._plan = plan = make_plan(inputs)
+        self._plan = plan = basis.plan(inputs)
         self._tell(plan)
         if not plan.fits:
             self._end_refused(planning.refusal(plan))
@@ -259,20 +268,19 @@ class Worker:
         self._limits.plan = plan
         self._set_condition(Phase.STARTING, message="reserving memory")
         self._reservation = self._reserver.submit(
-            self._machine.reserve, plan, host, self._catalog, self._journal, self.feed.touch
+            self._machine.reserve,
+            plan,
+            host,
+            catalog=self._catalog,
+            journal=self._journal,
+            changed=self.feed.touch,
+            on_fallback=lambda why: self._inbox.put(partial(self._fell_back, why)),
         )
         self._reservation.add_done_callback(lambda future: self._inbox.put(partial(self._reserved, future)))
 
-    def _plan_inputs(self) -> PlanInputs:
-        views = self._lineup.views
-        wishes = {name: view.spec.residency for name, view in views.items()}
-        return planning.plan_inputs(
-            self._config,
-            budget=self._limits.budget,
-            context=self._limits.context,
-            overhead=self._limits.overhead,
-            models=planning.wanted(self._lineup.built(), wishes),
-        )
+    def _wanted(self) -> dict[str, planning.Wanted]:
+        wishes = {name: view.spec.residency for name, view in self._lineup.views.items()}
+        return planning.wanted(self._lineup.built(), wishes)
 
     def _reserved(self, future: Future[Parts]) -> None:
         self._reservation = None
@@ -285,7 +293,7 @@ class Worker:
         parts = self._parts = future.result()
         self._lineup.serve_with(parts.engine)
         self._catalog.set_ready()
-        self._set_condition(Phase.READY)
+        self._set_condition(Phase.READY, self._fallback)
         self.ready.set()
         _log.info(
             "ready: HTTP on port %d, gRPC on port %d",
@@ -295,6 +303,13 @@ class Worker:
         )
         if self._drain_until is not None:
             self._set_condition(Phase.DRAINING)
+
+    def _fell_back(self, why: str) -> None:
+        """A host copy could not be kept: it serves on, slower, and says so."""
+        _log.warning("%s", why, extra={"event": "host.fallback", "reason": Reason.SHM_FALLBACK.value})
+        self._fallback = Failure(Reason.SHM_FALLBACK, why)
+        if self._condition.phase is Phase.READY:
+            self._set_condition(Phase.READY, self._fallback)
 
     def _end_refused(self, failure: Failure) -> None:
         """Say why not: stay up for the operator, or end."""
