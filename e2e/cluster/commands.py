@@ -16,7 +16,7 @@ def environment(settings: Settings) -> dict[str, str]:
     """A short environment: a proxy variable of the calling shell would otherwise catch the cluster's own traffic."""
     return {
         "PATH": f"{settings.bin}:{SYSTEM_PATH}",
-        "HOME": str(Path.home()),
+        "HOME": str(settings.state),  # kubectl keeps a cache there
         "KUBECONFIG": str(settings.admin),
         "LANG": "C.UTF-8",
     }
