@@ -140,6 +140,17 @@ def test_a_system_copy_without_host_memory_is_refused_and_tried_again(rig):
     assert worker.model("s").refusal is None
 
 
+def test_requests_are_served_while_a_system_copy_cannot_be_kept(rig):
+    worker = rig(10)
+    worker.store.full = True
+    worker.register("s", 5, "system")
+    worker.settle()
+    worker.load("s")
+    assert worker.residents() == {"s"}
+    worker.settle()
+    assert worker.model("s").refusal.reason is Reason.INSUFFICIENT_HOST_MEMORY
+
+
 def test_a_request_during_the_fetch_of_a_system_copy_loads_from_that_fetch(rig):
     worker = rig(10)
     worker.register("s", 5, "system")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ballast_contract.reasons import Reason
 from ballast_worker.device.memory import Moves, Statistics
+from ballast_worker.residency import failures
 from ballast_worker.residency.admission import Excluded
 from ballast_worker.residency.board import Board
 from ballast_worker.residency.demand import Refusal
@@ -84,7 +85,7 @@ class Compactor:
         for name in run.names:
             model = board.models.get(name)
             if model is None:
-                run.failed[name] = Refusal(Reason.NOT_REQUESTED, f"no model '{name}' is served by this worker")
+                run.failed[name] = failures.not_served(name)
             elif model.live is None:
                 run.pending.add(name)
                 board.ask(model, Purpose.RELOAD)

@@ -15,10 +15,9 @@ from dataclasses import replace
 from functools import partial
 
 from ballast_contract.config import ResidencyWish
-from ballast_contract.quantities import human
 from ballast_contract.reasons import Reason
-from ballast_worker.bundle.errors import BundleError
 from ballast_worker.host.store import Transfer
+from ballast_worker.residency import failures
 from ballast_worker.residency.admission import Excluded, Resident, Wait, infeasible
 from ballast_worker.residency.board import Board
 from ballast_worker.residency.demand import Refusal
@@ -27,10 +26,7 @@ from ballast_worker.residency.priority import minimum_residence
 from ballast_worker.residency.protocol import ResidentModel
 from ballast_worker.residency.records import Model, Phase, Purpose, Weights
 from ballast_worker.residency.room import Placed, Room
-
-FIRST_RETRY_SECONDS = 1.0
-LONGEST_RETRY_SECONDS = 60.0
-"""A failed load is tried again after 1, 2, 4, ... 60 s."""
+from ballast_worker.residency.standing import Standing
 
 RELOAD_WEIGHT = 0.5
 """Share of the newest measurement in the moving average of reload times."""
@@ -47,6 +43,7 @@ class Loads:
         *,
         board: Board,
         loader: Loader,
+        standing: Standing,
         scratch_limit: int,
         after: Callable[[float, Callable[[], None]], None],
         turn: Callable[[], None],
@@ -55,6 +52,7 @@ class Loads:
         """Args:
         board: the shared state.
         loader: the threads.
+        standing: told when a load has ended, so that what else a model is to have is pursued.
         scratch_limit: bytes of the pool for scratch.
         after: runs an action on the device thread after so many seconds.
         turn: called when a load has come a step further, to see what can be done now.
@@ -62,6 +60,7 @@ class Loads:
         """
         self._board = board
         self._loader = loader
+        self._standing = standing
         self._scratch_limit = scratch_limit
         self._after = after
         self._turn = turn
@@ -141,16 +140,9 @@ class Loads:
         model = weights.model
         model.incoming = None
         free = self._board.memory.statistics().free
-        self._settled(
-            model.name,
-            Refusal(
-                Reason.INSUFFICIENT_DEVICE_MEMORY,
-                f"'{model.name}' ({human(weights.nbytes)}) does not fit into the {human(free)} that are free "
-                "beside what was loaded before it",
-            ),
-        )
+        self._settled(model.name, failures.no_free_memory(model.name, weights.nbytes, free))
         self._board.changed(model)
-        self.pursue(model)
+        self._standing.pursue(model)
 
     def _fetched(
         self, weights: Weights, begun_as: Purpose, result: Transfer | Exception, seconds: float, *, keep: bool
@@ -163,7 +155,7 @@ class Loads:
             weights.model.kept = result.kept
         if isinstance(result, Exception):
             if not weights.cancelled:
-                self._failed(weights, _refusal(weights, result))
+                self._failed(weights, failures.of_error(weights.model.name, result))
         elif weights.cancelled:
             self._loader.discard(result)
         elif weights.purpose is Purpose.HOST:
@@ -187,19 +179,12 @@ class Loads:
     def _on_host(self, weights: Weights, *, kept: bool) -> None:
         model = weights.model
         if not kept:
-            self._failed(
-                weights,
-                Refusal(
-                    Reason.INSUFFICIENT_HOST_MEMORY,
-                    f"no host memory is free for a copy of '{model.name}' ({human(weights.nbytes)}): raise host.budget "
-                    "and the memory limit, or the size of the shared memory mount",
-                ),
-            )
+            self._failed(weights, failures.no_host_copy(model.name, weights.nbytes))
             return
         model.incoming = None
         model.refusal, model.failures, model.retry_at = None, 0, 0.0
         self._board.changed(model)
-        self.pursue(model)
+        self._standing.pursue(model)
 
     def admit(self) -> Wait | None:
         """Make room for fetched loads, in order, and let them fill; answers what the first one that cannot waits for."""
@@ -244,7 +229,7 @@ class Loads:
         if weights.cancelled:
             self._board.abandon(weights)
         elif error is not None:
-            self._failed(weights, _refusal(weights, error))
+            self._failed(weights, failures.of_error(weights.model.name, error))
         else:
             self._ready(weights)
         self._turn()
@@ -275,7 +260,7 @@ class Loads:
         board.tell(lambda: board.listener.loaded(model.name))
         board.changed(model)
         self._settled(model.name, None)
-        self.pursue(model)
+        self._standing.pursue(model)
 
     def first_use(self, weights: Weights) -> None:
         """A request that a load was made for executes now."""
@@ -292,9 +277,7 @@ class Loads:
             self._discard(weights)
         if weights.phase is not Phase.FILLING:
             self._board.abandon(weights)
-        self._settled(
-            weights.model.name, Refusal(Reason.NOT_REQUESTED, f"'{weights.model.name}' is not wanted any more")
-        )
+        self._settled(weights.model.name, failures.not_served(weights.model.name))
 
     def forget(self, name: str) -> None:
         """A model is no longer waited for by anybody."""
@@ -311,12 +294,10 @@ class Loads:
         model.incoming = None
         model.failures += 1
         final = refusal.reason is Reason.BUNDLE_INVALID
-        pause = min(FIRST_RETRY_SECONDS * 2.0 ** (model.failures - 1), LONGEST_RETRY_SECONDS)
+        pause = failures.retry_pause(model.failures)
         if refusal.retry_after_seconds is not None:
             refusal = replace(refusal, retry_after_seconds=pause)
-        if weights.evicted:
-            gone = f"; {len(weights.evicted)} had gone for it: {', '.join(weights.evicted[:8])}"
-            refusal = replace(refusal, message=refusal.message + gone)
+        refusal = failures.with_victims(refusal, weights.evicted)
         model.refusal = refusal
         model.retry_at = math.inf if final else board.clock() + pause
         if refusal.reason is Reason.NOT_CONTIGUOUS:
@@ -337,30 +318,8 @@ class Loads:
             board.tell(lambda: board.listener.refused(model.name, refusal))
         board.changed(model)
         self._settled(model.name, refusal)
-        if not final and self.standing_purpose(model) is not None:
-            self._after(pause, partial(self._retry, model, model.generation))
-
-    def standing_purpose(self, model: Model) -> Purpose | None:
-        """What a model is loaded for without being asked: to be on the device, to serve its new bundle, to have a host
-        copy; None when all is as wanted or only requests load it.
-        """
-        if model.live is not None and model.live.bundle.digest != model.spec.bundle.digest:
-            return Purpose.REPLACE
-        if model.spec.wish is ResidencyWish.DEVICE:
-            return Purpose.PINNED if model.live is None else None
-        return Purpose.HOST if model.spec.wish is ResidencyWish.SYSTEM and not model.kept else None
-
-    def pursue(self, model: Model) -> None:
-        """See that what a model is to have without being asked is under way, unless it has failed just now."""
-        purpose = self.standing_purpose(model)
-        if purpose is not None and self._board.clock() >= model.retry_at:
-            self._board.ask(model, purpose)
-
-    def _retry(self, model: Model, generation: int) -> None:
-        if self._board.models.get(model.name) is model and model.generation == generation:
-            model.retry_at = 0.0
-            self.pursue(model)
-            self._turn()
+        if not final:
+            self._standing.later(model, pause)
 
     def _bring_back(self, names: tuple[str, ...]) -> None:
         """After a fallback compaction the most valuable of those that had to go come back, as far as they fit."""
@@ -399,15 +358,3 @@ class Loads:
 
 def _draining(weights: Weights) -> Resident:
     return Resident(weights.extent, weights.model.name, weights.nbytes, 0.0, queued=False, excluded=Excluded.EXECUTING)
-
-
-def _refusal(weights: Weights, error: Exception) -> Refusal:
-    name = weights.model.name
-    if isinstance(error, BundleError):
-        reason = Reason(error.reason)
-        return Refusal(reason, str(error), None if reason is Reason.BUNDLE_INVALID else FIRST_RETRY_SECONDS)
-    return Refusal(
-        Reason.LOAD_FAILED_WILL_RETRY,
-        f"loading '{name}' failed: {type(error).__name__}: {error}",
-        FIRST_RETRY_SECONDS,
-    )

@@ -16,6 +16,7 @@ from ballast_contract.reasons import Reason
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.memory import DeviceMemory, DeviceMemoryError, Lease
 from ballast_worker.host.store import HostStore
+from ballast_worker.residency import failures
 from ballast_worker.residency.board import Board
 from ballast_worker.residency.compaction import Compactor
 from ballast_worker.residency.demand import Decision, Demand, Readiness, Refusal
@@ -31,6 +32,7 @@ from ballast_worker.residency.protocol import (
     ResidentModel,
 )
 from ballast_worker.residency.records import Intents, Model, Purpose, Weights
+from ballast_worker.residency.standing import Standing
 
 REFUSAL_KEPT_SECONDS = 1.0
 """A load that is refused at once is not considered again for so long."""
@@ -85,11 +87,14 @@ class ResidencyManager:
             tickets=itertools.count(1),
         )
         self._compactor = Compactor(self._board)
+        after = after or partial(_timer, post)
+        self._standing = Standing(board=self._board, after=after, turn=self._turn)
         self._loads = Loads(
             board=self._board,
             loader=loader,
+            standing=self._standing,
             scratch_limit=scratch_limit,
-            after=after or partial(_timer, post),
+            after=after,
             turn=self._turn,
             settled=self._compactor.settled,
         )
@@ -111,7 +116,7 @@ class ResidencyManager:
             self._board.changed(known)
         else:
             self._replace(known, model)
-        self._loads.pursue(known)
+        self._standing.pursue(known)
         self._turn_soon()
         return None
 
@@ -156,8 +161,7 @@ class ResidencyManager:
             self._unkeep(model, model.spec.bundle)
         if model.wanted:
             model.wanted = False
-            refusal = Refusal(Reason.NOT_REQUESTED, f"'{name}' is no longer served by this worker")
-            board.tell(lambda: board.listener.refused(name, refusal))
+            board.tell(lambda: board.listener.refused(name, failures.not_served(name)))
         remaining = [weights for weights in board.extents.values() if weights.model is model]
 
         def gone(weights: Weights) -> None:
@@ -174,7 +178,7 @@ class ResidencyManager:
         if model.live is not None:
             board.retire(model.live)
             model.live = None
-        self._compactor.settled(name, Refusal(Reason.NOT_REQUESTED, f"'{name}' is no longer served by this worker"))
+        self._compactor.settled(name, failures.not_served(name))
         board.tell(lambda: board.listener.changed(name))
         self._turn_soon()
         board.flush()
@@ -193,7 +197,7 @@ class ResidencyManager:
         board = self._board
         model = board.models.get(name)
         if model is None:
-            return Refusal(Reason.NOT_REQUESTED, f"no model '{name}' is served by this worker")
+            return failures.not_served(name)
         if model.live is not None:
             if not board.quiet and not model.live.draining:
                 return Readiness.READY
@@ -217,7 +221,9 @@ class ResidencyManager:
 
     def _refused_now(self, model: Model) -> Refusal | None:
         now = self._board.clock()
-        if model.refusal is not None and now < model.retry_at:
+        # Where only the host copy cannot be had, requests load from the file.
+        host_only = model.refusal is not None and model.refusal.reason is Reason.INSUFFICIENT_HOST_MEMORY
+        if model.refusal is not None and not host_only and now < model.retry_at:
             if model.refusal.retry_after_seconds is None:
                 return model.refusal
             return replace(model.refusal, retry_after_seconds=model.retry_at - now)
