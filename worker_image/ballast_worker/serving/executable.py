@@ -47,9 +47,10 @@ class LoadedProgram:
 
     Attributes:
         shapes: of the inputs, which are the arguments after the weights.
+        copies: inputs and outputs cross a link to the device; on cpu they are used in place.
     """
 
-    __slots__ = ("_devices", "_executable", "_inputs", "_sharding", "shapes")
+    __slots__ = ("_devices", "_executable", "_inputs", "_sharding", "copies", "shapes")
 
     def __init__(self, executable: Executable, *, inputs: int) -> None:
         types = executable.arguments[len(executable.arguments) - inputs :]
@@ -57,18 +58,23 @@ class LoadedProgram:
         self._devices = [executable.device]
         self._sharding = jax.sharding.SingleDeviceSharding(executable.device)
         self._inputs = [ShapedArray(type_.shape, numpy_dtype(type_.dtype)) for type_ in types]
+        self.copies = executable.device.platform != "cpu"
         self.shapes = [type_.shape for type_ in types]
 
     def upload(self, inputs: Sequence[Array]) -> list[jax.Array]:
-        """Start to bring inputs of exactly these shapes to the device. On cpu an aligned array is used in place."""
+        """Start to bring inputs of exactly these shapes to the device."""
         return [
             batched_device_put(type_, self._sharding, [array], self._devices, enable_x64=True)
             for type_, array in zip(self._inputs, inputs, strict=True)
         ]
 
     def enqueue(self, weights: Sequence[Any], inputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """Start one run."""
-        return self._executable.enqueue([*weights, *inputs])
+        """Start one run, and the way back of its outputs behind it."""
+        outputs = self._executable.enqueue([*weights, *inputs])
+        if self.copies:
+            for output in outputs:
+                output.copy_to_host_async()
+        return outputs
 
 
 def load(program: BuiltProgram, device: jax.Device, *, inputs: int) -> LoadedProgram:

@@ -123,16 +123,15 @@ class Executions:
         version, batch = execution.version, execution.batch
         program = version.programs[batch.program.dimensions]
         inputs = assemble([waiting.call for waiting in batch.members], program.shapes, batched=version.batched)
-        if sum(array.nbytes for array in inputs) > _GATED_BYTES:
-            with self._gate.uploading():
-                uploaded = program.upload(inputs)
+        gated = program.copies and sum(array.nbytes for array in inputs) > _GATED_BYTES
+        with self._gate.uploading() if gated else nullcontext():
+            uploaded = program.upload(inputs)
+            execution.started = self._clock()
+            execution.outputs = program.enqueue(execution.lease.arrays, uploaded)
+            if gated:
                 # The runtime enqueues a large copy from a thread of its own: only its end proves that it was.
                 for array in uploaded:
                     array.block_until_ready()
-        else:
-            uploaded = program.upload(inputs)
-        execution.started = self._clock()
-        execution.outputs = program.enqueue(execution.lease.arrays, uploaded)
 
     def _fail(self, execution: _Execution, error: Exception) -> None:
         program = program_name(dict(execution.batch.program.dimensions))
