@@ -70,7 +70,13 @@ class WorkerProcess:
             "control on port %d, metrics on %d",
             self.control_port,
             self.metrics_port,
-            extra={"event": "worker.met", "worker": config.name},
+            extra={
+                "event": "worker.met",
+                "worker": config.name,
+                "control_port": self.control_port,
+                "metrics_port": self.metrics_port,
+                "introspection_port": self.introspection_port,
+            },
         )
 
     def run(self) -> int:

@@ -47,7 +47,7 @@ EXIT_REFUSED: Final = 3
 """Exit code of a worker without an operator whose plan does not fit."""
 
 _TICK_SECONDS: Final = 0.5
-_SCAN_SECONDS: Final = 5.0
+_SCAN_SECONDS: Final = 2.0
 _RESERVE_AGAIN_SECONDS: Final = 30.0
 _LINGER_SECONDS: Final = 5.0
 """A released worker passes calls on for so long, because clients learn of the move late."""
@@ -114,7 +114,6 @@ class Worker:
         self._assigned = False
         self._next_scan = 0.0
         self._reserve_at: float | None = None
-        self._filled = False
         self._fallback: Failure | None = None
         self._loads_at_compaction = 0
         self._drain_until: float | None = None
@@ -228,7 +227,8 @@ class Worker:
             self._consider(now)
         else:
             self._probe(now)
-            self._fill_once(self._parts)
+            if not self.ready.is_set() and not any(view.stage is Stage.BUILT for view in self._lineup.views.values()):
+                self._become_ready(self._parts)
             if self._condition.phase is Phase.READY:
                 self._compact_by_interval()
         if self._folder is not None and now >= self._next_scan:
@@ -292,17 +292,24 @@ class Worker:
             return
         parts = self._parts = future.result()
         self._lineup.serve_with(parts.engine)
+        self._set_condition(Phase.STARTING, message="loading executables")
+
+    def _become_ready(self, parts: Parts) -> None:
+        """Every model of the start was handed over: take calls, and load what fits beside the pinned ones."""
         self._catalog.set_ready()
         self._set_condition(Phase.READY, self._fallback)
         self.ready.set()
+        parts.engine.post(parts.residency.fill_free)
         _log.info(
             "ready: HTTP on port %d, gRPC on port %d",
             parts.frontend.ports.http,
             parts.frontend.ports.grpc,
-            extra={"event": "worker.ready"},
+            extra={
+                "event": "worker.ready",
+                "http_port": parts.frontend.ports.http,
+                "grpc_port": parts.frontend.ports.grpc,
+            },
         )
-        if self._drain_until is not None:
-            self._set_condition(Phase.DRAINING)
 
     def _fell_back(self, why: str) -> None:
         """A host copy could not be kept: it serves on, slower, and says so."""
@@ -361,12 +368,6 @@ class Worker:
         if models is not None and {m.name: m for m in models} != {n: v.spec for n, v in self._lineup.views.items()}:
             self._accept(Assignment(models=models), {})
 
-    def _fill_once(self, parts: Parts) -> None:
-        """When every model of the start was handed over, load what fits beside the pinned ones."""
-        if not self._filled and not any(view.stage is Stage.BUILT for view in self._lineup.views.values()):
-            self._filled = True
-            parts.engine.post(parts.residency.fill_free)
-
     def _probe(self, now: float) -> None:
         """Ask the device thread for a sign of life."""
         if self._parts is not None and self._probe_sent is None:
@@ -390,9 +391,9 @@ class Worker:
         if self._drain_until is not None or self._ended is not None:
             return
         left = max(0.0, self._config.serving.grace_seconds - _END_SECONDS)
-        self._drain_until = self._clock() + (left if self._config.managed and self._parts is not None else 0.0)
+        self._drain_until = self._clock() + (left if self._config.managed and self.ready.is_set() else 0.0)
         _log.info("terminating", extra={"event": "worker.draining"})
-        if self._parts is not None:
+        if self.ready.is_set():
             self._set_condition(Phase.DRAINING, message="admits calls until it is released")
 
     def _release(self) -> None:
