@@ -13,6 +13,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from ballast_worker.serving.catalog import Elsewhere, Endpoint
+
 X = np.arange(8, dtype=np.float32).reshape(1, 8)
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8], "data": X[0].tolist()}]}).encode()
 LIMIT = 64 << 10
@@ -221,3 +223,17 @@ def test_a_client_that_leaves_while_it_waits_harms_nobody(small, wire, affine):
         gone.socket.close()
     wire.send(post())
     check(wire.answer(), affine)
+
+
+def test_a_request_that_never_ends_is_ended_and_a_forwarded_one_that_takes_too_long_is_refused(make_server, affine):
+    slow = make_server({"cold": affine}, automatic=False)
+    hasty = make_server({}, config={"request_timeout_seconds": 1})
+    hasty.catalog.table["cold"] = Elsewhere((Endpoint("127.0.0.1", slow.front.ports.http, slow.front.ports.grpc),))
+    endless, forwarded = Wire(hasty.http), Wire(hasty.http)
+    endless.send(post()[:-1])
+    forwarded.send(post(path="/v2/models/cold/infer"))
+    assert error(endless.answer(), 408) == "the request did not arrive in time"
+    message = error(forwarded.answer(), 504)
+    assert message == "the worker that has model 'cold' did not answer within 1 s"
+    endless.socket.close()
+    forwarded.socket.close()

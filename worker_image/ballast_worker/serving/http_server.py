@@ -86,7 +86,7 @@ class HttpServer:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.sleep(min(_SWEEP_SECONDS, self._timeout_seconds))
             now = time.monotonic()
             for connection in list(self._connections):
                 if connection.stalled(now, self._timeout_seconds):
