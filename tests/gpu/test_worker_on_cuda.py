@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole worker on an NVIDIA GPU: builder processes measure, the plan is kept to the byte, models larger than it take turns.
+
+Figures are printed as one JSON line each (run with -s); nothing is asserted about time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.worker_process import WorkerCommand
+
+from ballast_contract.config import WorkerConfig
+from ballast_worker.build.builder import BuildRequest
+from ballast_worker.build.local import LocalBuilder
+from ballast_worker.build.store import ExecutableStore
+from ballast_worker.bundle.writer import pack_bundle
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(280)]
+
+MIB = 1 << 20
+
+
+def report(figure: str, **values: Any) -> None:
+    print(json.dumps({"figure": figure, **values}))
+
+
+def pack_wide(path, *, mebibytes, factor):
+    """A row of four through a wide hidden layer, so that a run needs scratch; its weights are of so many MiB."""
+    width = mebibytes * MIB // 4 // 8
+
+    def function(parameters, x):
+        hidden = jnp.repeat(x, 1024, axis=0) @ parameters["up"]
+        return x * parameters["factor"] + jnp.sum(hidden @ parameters["down"]) * 0
+
+    return pack_bundle(
+        path,
+        name=path.name,
+        function=function,
+        parameters={
+            "factor": np.full(4, factor, np.float32),
+            "up": np.zeros((4, width), np.float32),
+            "down": np.zeros((width, 4), np.float32),
+        },
+        inputs=[("x", np.float32, ("batch", 4))],
+        batch_dimension="batch",
+        max_batch=1,
+        output_names=["y"],
+    )
+
+
+def test_a_builder_measures_scratch_code_and_context(gpu, tmp_path):
+    bundle = pack_wide(tmp_path / "wide", mebibytes=64, factor=2)
+    store = ExecutableStore(tmp_path / "executables")
+    request = BuildRequest(bundle.path, bundle.digest, ((("batch", 1),),), "cuda", 0, 8 << 30, 250.0)
+    began = time.monotonic()
+    result = LocalBuilder(store, parallelism=1).build(request, progress=lambda _: None)
+    seconds = time.monotonic() - began
+    assert result.failure is None, result.failure
+    (program,) = result.programs
+    hidden = 1024 * (64 * MIB // 4 // 8) * 4
+    assert program.scratch_bytes >= hidden // 2
+    assert result.context_bytes > 100 * MIB
+    began = time.monotonic()
+    again = LocalBuilder(store, parallelism=1).build(request, progress=lambda _: None)
+    report(
+        "builder on cuda",
+        seconds=round(seconds, 2),
+        second_start_seconds=round(time.monotonic() - began, 2),
+        scratch_bytes=program.scratch_bytes,
+        code_bytes=program.code_bytes,
+        context_bytes=result.context_bytes,
+        run_seconds=program.run_seconds,
+    )
+    assert again.compiled == 0
+    assert again.programs == result.programs
+
+
+def test_a_builder_that_needs_more_than_it_may_take_is_refused(gpu, tmp_path):
+    bundle = pack_wide(tmp_path / "greedy", mebibytes=512, factor=2)
+    request = BuildRequest(bundle.path, bundle.digest, ((("batch", 1),),), "cuda", 0, 1 << 30, 250.0)
+    result = LocalBuilder(ExecutableStore(tmp_path / "x"), parallelism=1).build(request, progress=lambda _: None)
+    assert result.failure is not None
+    assert result.failure.reason == "InsufficientDeviceMemory", result.failure
+
+
+def test_a_worker_keeps_to_its_plan_while_models_take_turns(gpu, tmp_path):
+    models = tmp_path / "models"
+    models.mkdir()
+    for index in range(1, 6):
+        pack_wide(models / f"m{index}", mebibytes=512, factor=index)
+    ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "control_port", "introspection_port"), 0)
+    config = WorkerConfig.model_validate(
+        {
+            "name": "gpu",
+            "backend": "cuda",
+            "model_directory": str(models),
+            "executable_store": str(tmp_path / "executables"),
+            "state_directory": str(tmp_path / "state"),
+            "device": {"budget": "6g"},
+            "host": {"budget": "4g", "directory": "/dev/shm/ballast-test"},
+            "serving": {**ports, "host": "127.0.0.1"},
+        }
+    )
+    worker = WorkerCommand(config, tmp_path / "worker.yaml")
+    try:
+        began = time.monotonic()
+        worker.wait_ready()
+        ready_seconds = time.monotonic() - began
+        first = worker.metric("worker_device_memory_process_used_bytes")
+        began = time.monotonic()
+        for turn in range(40):
+            index = turn % 5 + 1
+            assert worker.infer(f"m{index}") == [index * x for x in (1.0, 2.0, 3.0, 4.0)]
+        seconds = time.monotonic() - began
+        used = worker.metric("worker_device_memory_process_used_bytes")
+        lines = {line["line"]: int(line["bytes"]) for line in json.loads(worker.page("/plan")[1])["lines"]}
+        loads = worker.metric("worker_weight_loads_total")
+        report(
+            "worker on cuda",
+            ready_seconds=round(ready_seconds, 2),
+            budget=6 << 30,
+            driver_used=used,
+            planned_without_slack=sum(lines.values()) - lines["slack"],
+            grown=used - first,
+            lines=lines,
+            loads=loads,
+            seconds_per_call=round(seconds / 40, 4),
+            load_gigabytes_per_second=worker.metric("worker_weight_load_bytes_total")
+            / worker.metric("worker_weight_load_seconds_total")
+            / 1e9,
+        )
+        assert loads > 5
+        assert worker.metric("worker_weight_admission_failures_total") == 0
+        assert used <= 6 << 30
+        assert used - first <= 2 * MIB
+        assert worker.end() == 0
+    finally:
+        if worker.popen.poll() is None:
+            worker.kill()
+        for line in worker.seen:
+            print(json.dumps(line))
