@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ except ImportError as error:  # pragma: no cover - only outside the supported ra
 
 # Read when the first client is made, which this module's import precedes. Otherwise every execution on cpu goes through a
 # thread of the runtime, which doubles what a small call costs; it has no effect on other backends.
-jax.config.update("jax_cpu_enable_async_dispatch", False)
+cast("Any", jax.config).update("jax_cpu_enable_async_dispatch", False)  # untyped in some releases
 
 
 class ProgramUnusableError(Exception):
