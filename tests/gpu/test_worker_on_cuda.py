@@ -10,52 +10,26 @@ import json
 import time
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
+from helpers.wide_bundles import MIB, pack_wide, scratch_of
 from helpers.worker_process import WorkerCommand
 
 from ballast_contract.config import WorkerConfig
 from ballast_worker.build.builder import BuildRequest
 from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
-from ballast_worker.bundle.writer import pack_bundle
+from ballast_worker.bundle.reader import open_bundle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(280)]
-
-MIB = 1 << 20
 
 
 def report(figure: str, **values: Any) -> None:
     print(json.dumps({"figure": figure, **values}))
 
 
-def pack_wide(path, *, mebibytes, factor):
-    """A row of four through a wide hidden layer, so that a run needs scratch; its weights are of so many MiB."""
-    width = mebibytes * MIB // 4 // 8
-
-    def function(parameters, x):
-        hidden = jnp.repeat(x, 1024, axis=0) @ parameters["up"]
-        return x * parameters["factor"] + jnp.sum(hidden @ parameters["down"]) * 0
-
-    return pack_bundle(
-        path,
-        name=path.name,
-        function=function,
-        parameters={
-            "factor": np.full(4, factor, np.float32),
-            "up": np.zeros((4, width), np.float32),
-            "down": np.zeros((width, 4), np.float32),
-        },
-        inputs=[("x", np.float32, ("batch", 4))],
-        batch_dimension="batch",
-        max_batch=1,
-        output_names=["y"],
-    )
-
-
 def test_a_builder_measures_scratch_code_and_context(gpu, tmp_path):
-    bundle = pack_wide(tmp_path / "wide", mebibytes=64, factor=2)
+    pack_wide(tmp_path / "wide", mebibytes=64, factor=2)
+    bundle = open_bundle(tmp_path / "wide")
     store = ExecutableStore(tmp_path / "executables")
     request = BuildRequest(bundle.path, bundle.digest, ((("batch", 1),),), "cuda", 0, 8 << 30, 250.0)
     began = time.monotonic()
@@ -63,8 +37,7 @@ def test_a_builder_measures_scratch_code_and_context(gpu, tmp_path):
     seconds = time.monotonic() - began
     assert result.failure is None, result.failure
     (program,) = result.programs
-    hidden = 1024 * (64 * MIB // 4 // 8) * 4
-    assert program.scratch_bytes >= hidden // 2
+    assert program.scratch_bytes >= scratch_of(64) // 2
     assert result.context_bytes > 100 * MIB
     began = time.monotonic()
     again = LocalBuilder(store, parallelism=1).build(request, progress=lambda _: None)
@@ -82,7 +55,8 @@ def test_a_builder_measures_scratch_code_and_context(gpu, tmp_path):
 
 
 def test_a_builder_that_needs_more_than_it_may_take_is_refused(gpu, tmp_path):
-    bundle = pack_wide(tmp_path / "greedy", mebibytes=512, factor=2)
+    pack_wide(tmp_path / "greedy", mebibytes=512, factor=2)
+    bundle = open_bundle(tmp_path / "greedy")
     request = BuildRequest(bundle.path, bundle.digest, ((("batch", 1),),), "cuda", 0, 1 << 30, 250.0)
     result = LocalBuilder(ExecutableStore(tmp_path / "x"), parallelism=1).build(request, progress=lambda _: None)
     assert result.failure is not None

@@ -96,7 +96,8 @@ def compile_and_run(
     inputs = sum(type_.nbytes for type_ in executable.arguments[weights:])
     outputs = sum(type_.nbytes for type_ in executable.results)
     scratch = max(static.temp_size_in_bytes if static is not None else 0, _observed(executable, values, device))
-    return Run(data, scratch, inputs + outputs, executable.code_bytes, seconds)
+    code = max(static.generated_code_size_in_bytes if static is not None else 0, executable.code_bytes)
+    return Run(data, scratch, inputs + outputs, code, seconds)
 
 
 def _run(executable: Executable, values: Sequence[jax.Array]) -> list[jax.Array]:
