@@ -76,7 +76,7 @@ def test_a_worker_keeps_to_its_plan_while_models_take_turns(gpu, tmp_path):
             "model_directory": str(models),
             "executable_store": str(tmp_path / "executables"),
             "state_directory": str(tmp_path / "state"),
-            "device": {"budget": "6g"},
+            "device": {"budget": "4g"},
             "host": {"budget": "4g", "directory": "/dev/shm/ballast-test"},
             "serving": {**ports, "host": "127.0.0.1"},
         }
@@ -88,7 +88,7 @@ def test_a_worker_keeps_to_its_plan_while_models_take_turns(gpu, tmp_path):
         ready_seconds = time.monotonic() - began
         first = worker.metric("worker_device_memory_process_used_bytes")
         began = time.monotonic()
-        for turn in range(40):
+        for turn in range(100):
             index = turn % 5 + 1
             assert worker.infer(f"m{index}") == [index * x for x in (1.0, 2.0, 3.0, 4.0)]
         seconds = time.monotonic() - began
@@ -98,21 +98,21 @@ def test_a_worker_keeps_to_its_plan_while_models_take_turns(gpu, tmp_path):
         report(
             "worker on cuda",
             ready_seconds=round(ready_seconds, 2),
-            budget=6 << 30,
+            budget=4 << 30,
             driver_used=used,
             planned_without_slack=sum(lines.values()) - lines["slack"],
             grown=used - first,
             lines=lines,
             loads=loads,
-            seconds_per_call=round(seconds / 40, 4),
+            seconds_per_call=round(seconds / 100, 4),
             load_gigabytes_per_second=worker.metric("worker_weight_load_bytes_total")
             / worker.metric("worker_weight_load_seconds_total")
             / 1e9,
         )
-        assert loads > 5
+        assert loads > 10
         assert worker.metric("worker_weight_admission_failures_total") == 0
-        assert used <= 6 << 30
-        assert used - first <= 2 * MIB
+        assert used <= 4 << 30
+        assert used - first <= 4 * MIB
         assert worker.end() == 0
     finally:
         if worker.popen.poll() is None:

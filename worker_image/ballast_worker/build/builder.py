@@ -48,7 +48,8 @@ class BuiltProgram:
         scratch_bytes: device memory beyond weights, inputs and outputs that a run takes; checked by a run where the
             backend can tell, else the compiler's figure.
         io_bytes: inputs and outputs of one run.
-        code_bytes: of the executable on the device.
+        code_bytes: of the executable on the device: its serialised size on cuda, where the runtime does not tell; 0 on
+            cpu, where code is host memory.
         run_seconds: of the second run.
     """
 

@@ -7,13 +7,16 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import jax
+import numpy as np
 
 from ballast_contract.config import WorkerConfig
 from ballast_worker.control.observed import ObservedEngine
 from ballast_worker.control.planning import DEPTH
 from ballast_worker.device.arena_memory import ArenaMemory
-from ballast_worker.device.backend import Backend
+from ballast_worker.device.backend import Backend, DeviceError
 from ballast_worker.device.gate import UploadGate
 from ballast_worker.device.plan import SCRATCH, Plan
 from ballast_worker.host.pool import HostPool
@@ -26,6 +29,9 @@ from ballast_worker.serving.frontend import Frontend, FrontendThread, run_in_thr
 from ballast_worker.serving.journal import Journal
 
 _log = logging.getLogger(__name__)
+
+_POOL_GRAIN: Final = 2 << 20
+"""The pool's size is asked for as a share of the card and cut to whole blocks."""
 
 
 class _Listener:
@@ -82,6 +88,23 @@ class Parts:
         self.store.close()
 
 
+def take_pool(device: Any, nbytes: int) -> None:
+    """Have XLA take its pool now: it does so at the first allocation, and only then is it known whether it could.
+
+    Raises:
+        DeviceError: the pool is smaller than planned.
+    """
+    if device.platform == "cpu":
+        return  # no pool: scratch is host memory, and accounted only
+    try:
+        jax.device_put(np.zeros(1, np.uint8), device).block_until_ready()
+    except RuntimeError as error:
+        raise DeviceError(f"XLA's pool of {nbytes} bytes cannot be had ({error}): lower device.budget") from error
+    limit = int((device.memory_stats() or {}).get("bytes_limit", 0))
+    if limit + _POOL_GRAIN < nbytes:
+        raise DeviceError(f"XLA's pool has {limit} bytes instead of {nbytes}: its client was made before the plan")
+
+
 def reserve(
     config: WorkerConfig,
     plan: Plan,
@@ -109,6 +132,7 @@ def reserve(
         OSError: a port cannot be had.
     """
     with contextlib.ExitStack() as undo:
+        take_pool(backend.device, plan.line(SCRATCH))
         gate = UploadGate()
         memory = ArenaMemory(backend, plan.arena, gate=gate)
         undo.callback(memory.close)

@@ -24,8 +24,12 @@ SCRATCH_AHEAD: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
 """Scratch that is planned although no model needs it yet, so that models assigned later fit: so much, or a sixteenth of
 the budget where that is less, and only where everything else fits beside it."""
 
-CODE_AHEAD: Final = {"cpu": 0, "cuda": 256 << 20}
+CODE_AHEAD: Final = {"cpu": 0, "cuda": 64 << 20}
 """The same for executables; on the CPU they are not device memory."""
+
+POOL_MARGIN: Final = {"cpu": 0, "cuda": 128 << 20}
+"""XLA's allocator hands out a block whole unless so much, or as much again, would be left of it: with this much more than a
+run takes, every block is split and the run fits in whatever order it allocates. On the CPU there is no such pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Basis:
     Attributes:
         config: of the worker.
         budget: device memory of the whole process.
-        context: driver context and libraries, in bytes; the builders' measurement is taken where it is larger.
+        context: driver context and libraries, in bytes, until a builder has measured them.
         overhead: what the arena's allocation takes besides, in bytes.
     """
 
@@ -56,13 +60,14 @@ class Basis:
         """What a plan for these models is made from."""
         device = self.config.device
         wanted = [model.built for model in models.values()]
+        measured = max((built.context_bytes for built in wanted), default=0)
         return PlanInputs(
             budget=self.budget,
-            context=max([self.context, *(built.context_bytes for built in wanted)]),
+            context=measured or self.context,
             code=sum(built.code_bytes for built in wanted),
-            scratch=scratch_need(wanted),
+            scratch=self.scratch_need(wanted),
             models=tuple(
-                ModelNeed(name, model.built.bundle.layout.nbytes, model.pinned, scratch_need([model.built]))
+                ModelNeed(name, model.built.bundle.layout.nbytes, model.pinned, self.scratch_need([model.built]))
                 for name, model in sorted(models.items())
             ),
             overhead=self.overhead,
@@ -74,6 +79,11 @@ class Basis:
             reserved=self.config.backend != "cpu",
         )
 
+    def scratch_need(self, models: Iterable[Built]) -> int:
+        """Bytes of the pool from which executions take scratch, inputs and outputs, at the depth that is kept to."""
+        runs = [program.scratch_bytes + program.io_bytes for built in models for program in built.programs]
+        return DEPTH * max(runs) + POOL_MARGIN[self.config.backend] if runs else 0
+
     def plan(self, inputs: PlanInputs) -> Plan:
         """The plan, with room for models that come later where there is room."""
         share = self.budget.nbytes // 16
@@ -84,11 +94,6 @@ class Basis:
         )
         plan = make_plan(ahead)
         return plan if plan.fits and not plan.shortfall else make_plan(inputs)
-
-
-def scratch_need(models: Iterable[Built]) -> int:
-    """Bytes of the pool from which executions take scratch, inputs and outputs, at the depth that is kept to."""
-    return max((DEPTH * (p.scratch_bytes + p.io_bytes) for built in models for p in built.programs), default=0)
 
 
 def _declared(models: Mapping[str, Wanted]) -> Iterable[Declared]:
@@ -134,7 +139,7 @@ class DeviceLimits:
 
     def check_built(self, built: Built, others: Iterable[Built]) -> Failure | None:
         """See `Limits.check_built`."""
-        need = scratch_need([built])
+        need = self.basis.scratch_need([built])
         configured = self.basis.config.device.scratch
         pool = (
             self.plan.line(lines.SCRATCH)
