@@ -111,7 +111,8 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
             yield self._message(full=self._full())
             while True:
                 try:
-                    message = await asyncio.wait_for(changes.get(), 0.5)
+                    async with asyncio.timeout(0.5):
+                        message = await changes.get()
                 except TimeoutError:
                     message = self._message(heartbeat=pb.Heartbeat())
                 if not self.silent:

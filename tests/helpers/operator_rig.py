@@ -23,9 +23,12 @@ from ballast_operator.cluster.metrics import ClusterMetrics
 from ballast_operator.cluster.permissions import PERMISSIONS
 from ballast_operator.cluster.resources import (
     BUDGETS,
+    CONFIG_MAPS,
+    DISRUPTION_BUDGETS,
     ENDPOINT_SLICES,
     EVENTS,
     LEASES,
+    MANAGED_SELECTOR,
     MODELS,
     PODS,
     SERVICES,
@@ -67,7 +70,11 @@ async def operator_kubeconfig(admin: Path, folder: Path) -> Path:
         ):
             await client.apply(resource, body, manager="test")
         path = "/api/v1/namespaces/default/serviceaccounts/operator/token"
-        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 7200},
+        }
         answer = await client._call("create", None, "POST", path, {}, request)
     finally:
         await client.close()
@@ -79,9 +86,7 @@ async def operator_kubeconfig(admin: Path, folder: Path) -> Path:
 
 
 def _role() -> dict[str, Any]:
-    rules = [
-        {"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)} for p in PERMISSIONS
-    ]
+    rules = [{"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)} for p in PERMISSIONS]
     return {"metadata": {"name": "ballast-operator-test"}, "rules": rules}
 
 
@@ -117,6 +122,11 @@ class RunningOperator:
         if self._loop is not None and self._stop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(30)
+        if self._thread.is_alive():
+            for task in asyncio.all_tasks(self._loop):
+                print(
+                    task.get_name(), task.get_coro(), [f"{f.f_code.co_filename}:{f.f_lineno}" for f in task.get_stack()]
+                )
         assert not self._thread.is_alive(), "the operator did not end within 30 s"
         if self.error is not None:
             raise self.error
@@ -145,11 +155,14 @@ class Rig:
         """Called with each new worker before it is dialled."""
         self.kubelet = True
         """New pods get a worker, and ending ones end."""
+        self.collector = True
+        """What belongs to an object that is gone goes too, as the garbage collector would have it."""
         self.nodes = itertools.cycle(["node-a", "node-b"])
         self._kubeconfig = kubeconfig
         self._addresses = itertools.count(1)
         self._operators: list[RunningOperator] = []
         self._kubelet_task: asyncio.Task[None] | None = None
+        self._ending = False
 
     # The operator.
 
@@ -235,7 +248,14 @@ class Rig:
             await asyncio.sleep(0.05)
 
     async def until_condition(
-        self, resource: Resource, name: str, type_: str, status: str, reason: str | None = None, *, seconds: float = 30.0
+        self,
+        resource: Resource,
+        name: str,
+        type_: str,
+        status: str,
+        reason: str | None = None,
+        *,
+        seconds: float = 30.0,
     ) -> str:
         """Wait for a condition; returns its message."""
         last: tuple[str, str, str] = ("", "", "")
@@ -311,7 +331,7 @@ class Rig:
             return
 
     async def _kubelets(self) -> None:
-        while True:
+        while not self._ending:
             if self.kubelet:
                 for pod in await self.list(PODS):
                     name = pod["metadata"]["name"]
@@ -321,7 +341,19 @@ class Rig:
                             await self.end_pod(name)
                     elif name not in self.workers and not pod.get("status", {}).get("podIP"):
                         await self.run_pod(pod)
+            if self.collector:
+                await self.collect()
             await asyncio.sleep(0.05)
+
+    async def collect(self) -> None:
+        """One pass of the garbage collector."""
+        alive = {obj["metadata"]["uid"] for kind in (MODELS, BUDGETS) for obj in await self.list(kind)}
+        for resource in (SERVICES, ENDPOINT_SLICES, CONFIG_MAPS, DISRUPTION_BUDGETS, PODS):
+            for obj in await self.list(resource, MANAGED_SELECTOR):
+                owners = {owner["uid"] for owner in obj["metadata"].get("ownerReferences", ())}
+                if owners and not owners & alive and "deletionTimestamp" not in obj["metadata"]:
+                    metadata = obj["metadata"]
+                    await self.client.delete(resource, self.namespace, metadata["name"], uid=metadata["uid"])
 
     async def __aenter__(self) -> Rig:
         await self.client.apply(NAMESPACES, {"metadata": {"name": self.namespace}}, manager="test")
@@ -333,9 +365,9 @@ class Rig:
             for operator in self._operators:
                 await asyncio.to_thread(operator.stop)
         finally:
-            if self._kubelet_task is not None:
-                self._kubelet_task.cancel()
-                await asyncio.gather(self._kubelet_task, return_exceptions=True)
+            self._ending = True
+            if self._kubelet_task is not None:  # not cancelled: a call cut short leaves its TLS connection half closed
+                await self._kubelet_task
             for worker in self.workers.values():
                 await worker.stop()
 

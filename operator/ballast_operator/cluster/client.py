@@ -34,6 +34,7 @@ _MERGE_PATCH: Final = "application/merge-patch+json"
 
 _IDEMPOTENT: Final = frozenset({"get", "list", "apply", "delete"})
 _ATTEMPTS: Final = 4
+_TURNS_TO_CLOSE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,10 @@ class Client:
         """time.monotonic() of the last answer that was not an error of the server."""
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and let the loop turn until their sockets are closed: it may end after this."""
         await self._rest.close()
+        for _ in range(_TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
         """Read one object. Raises NotFound."""

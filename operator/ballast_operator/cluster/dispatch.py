@@ -84,7 +84,8 @@ class Dispatcher:
             due = self.queue.next_due()
             wait = None if due is None else max(0.0, due - time.monotonic())
             try:
-                await asyncio.wait_for(self._woken.wait(), wait)
+                async with asyncio.timeout(wait):  # not wait_for, which may swallow a cancellation in Python 3.11
+                    await self._woken.wait()
             except TimeoutError:
                 continue
 

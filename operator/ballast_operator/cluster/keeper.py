@@ -115,7 +115,8 @@ class LeaseKeeper:
                     continue
                 pause = RETRY_SECONDS * random.uniform(0.9, 1.1)  # noqa: S311 - jitter
                 try:
-                    await asyncio.wait_for(self._poke.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._poke.wait()
                 except TimeoutError:
                     continue
             await self._release(client)

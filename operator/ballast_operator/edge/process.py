@@ -105,9 +105,9 @@ class Process:
                 lambda: check_rights(client, self._arguments.namespaces, self._arguments.lease_namespace), stop
             )
             if not stop.is_set():
-                await self._lead(client, stack, stop)
+                await self._lead(client, stop)
 
-    async def _lead(self, client: Client, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+    async def _lead(self, client: Client, stop: asyncio.Event) -> None:
         dispatcher: Dispatcher
         world: World
 
@@ -151,11 +151,7 @@ class Process:
         await self._patiently(sweeper.fill, stop)
         if stop.is_set():
             return
-        stack.push_async_callback(world.close)
-        for work, name in ((fleet.run(), "fleet"), (sweeper.run(), "sweeper"), (dispatcher.run(), "dispatcher")):
-            self._spawn(stack, work, name, fatal=stop)
-        self._health.stage = f"leading with epoch {self._keeper.epoch}"
-        await kopf.operator(
+        edge = kopf.operator(
             registry=handlers.registry(lambda *event: self._observe(world, sweeper, *event), await self._access()),
             settings=handlers.settings(),
             standalone=True,
@@ -163,7 +159,17 @@ class Process:
             namespaces=self._arguments.namespaces,
             stop_flag=stop,
         )
-        self._health.stage = "ending"
+        watching = asyncio.create_task(edge, name="kopf")
+        async with AsyncExitStack() as working:
+            working.push_async_callback(world.close)
+            for work, name in ((fleet.run(), "fleet"), (sweeper.run(), "sweeper"), (dispatcher.run(), "dispatcher")):
+                self._spawn(working, work, name, fatal=stop)
+            self._health.stage = f"leading with epoch {self._keeper.epoch}"
+            ending = asyncio.create_task(stop.wait(), name="stop")
+            await asyncio.wait((watching, ending), return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            self._health.stage = "ending"
+        await watching
         if self._fault:
             raise RuntimeError(f"{self._fault} ended unexpectedly")
 

@@ -59,7 +59,8 @@ class Sweeper:
             self._poke.clear()
             wait = max(0.0, min(self._due.values()) - time.monotonic())
             try:
-                await asyncio.wait_for(self._poke.wait(), wait)
+                async with asyncio.timeout(wait):  # not wait_for, which may swallow a cancellation in Python 3.11
+                    await self._poke.wait()
                 continue
             except TimeoutError:
                 pass

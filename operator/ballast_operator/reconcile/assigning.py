@@ -300,7 +300,7 @@ def note_obstacles(world: World, pool: Pool, models: Sequence[Model], crew: Crew
         placement = pool.placements.get(model.uid)
         if model.uid in pool.waiting:
             found[model.uid] = pool.waiting[model.uid]
-        elif idle and trouble is not None and not pool.targets.get(model.uid):
+        elif idle and trouble is not None and not crew.by_name.keys() & set(pool.targets.get(model.uid, ())):
             found[model.uid] = Rejection(trouble.reason, trouble.message)
         elif placement is not None and placement.reason is not None:
             found[model.uid] = Rejection(placement.reason, placement.message)

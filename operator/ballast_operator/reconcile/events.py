@@ -7,6 +7,7 @@ import asyncio
 import datetime as dt
 import hashlib
 import logging
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Literal
@@ -76,7 +77,7 @@ class Events:
         metadata = about["metadata"]
         moment = self._now().astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
         return {
-            "metadata": {"namespace": metadata["namespace"], "generateName": f"{metadata['name']}."},
+            "metadata": {"namespace": metadata["namespace"], "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}"},
             "eventTime": moment,
             "reportingController": MANAGED_BY,
             "reportingInstance": self._instance[:128],
