@@ -13,11 +13,11 @@ help: ## this list
 
 .PHONY: demo
 demo: setup ## the whole product with real models in a real cluster (KUBECONFIG=FILE: in that cluster)
-	$(PYTHON) e2e/demo/main.py
+	$(PYTHON) -m e2e.demo.main
 
 .PHONY: demo-down
 demo-down: ## remove everything that `make demo` brought up
-	@if [ -x $(PYTHON) ] && [ -n "$(KUBECONFIG)" ]; then $(PYTHON) e2e/demo/main.py --down; fi
+	@if [ -x $(PYTHON) ] && [ -n "$(KUBECONFIG)" ]; then $(PYTHON) -m e2e.demo.main --down; fi
 	$(CLUSTER) down --all
 	$(CLUSTER) leftovers
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from demo.kube import Kube, StepError
+from e2e.demo.kube import Kube, StepError
 
 POD = "client"
 

@@ -29,6 +29,11 @@ def local_environment() -> dict[str, str]:
     return {key: os.path.expandvars(value) for key, value in pairs}
 
 
+def is_local(kubeconfig: str | None) -> bool:
+    """Whether a kubeconfig (None or empty: none was named) means the local cluster."""
+    return not kubeconfig or Path(kubeconfig).expanduser() == Path(local_environment()["KUBECONFIG"])
+
+
 class Kube:
     """One cluster, by its kubeconfig."""
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Show the whole product at work with real models in a real cluster.
 
@@ -17,12 +16,9 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from demo import steps
-from demo.kube import Kube, StepError, local_environment
+from e2e.demo import steps
+from e2e.demo.kube import Kube, StepError, is_local, local_environment
 
 STARTED = time.monotonic()
 
@@ -52,10 +48,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--down", action="store_true", help="remove what the demo put into the cluster of KUBECONFIG")
     down = parser.parse_args().down
-    local = not os.environ.get("KUBECONFIG")
+    local = is_local(os.environ.get("KUBECONFIG"))
     try:
         if down:
-            steps.remove(Kube({}))
+            if not local:
+                steps.remove(Kube({}))
             return 0
         show(local=local)
     except StepError as error:
@@ -115,7 +112,7 @@ def show(*, local: bool) -> None:
                 f"{worker}: largest free block {mebibytes(figures['largest'])} -> {mebibytes(after[worker]['largest'])}, "
                 f"fragmentation {figures['fragmentation']:.0%} -> {after[worker]['fragmentation']:.0%}"
             )
-    print(f"Compaction: {mebibytes(compaction.get('movedBytes', 0))} moved, nothing reloaded")
+    print(f"Compaction: {compaction['moved']} moved within the devices, {compaction['reloadedModels']} models reloaded")
     if local:
         print('\nLook around:  eval "$(e2e/cluster/cluster env)"; kubectl get inferencemodels -n ballast-demo -o wide')
         print("Remove it:    make demo-down")

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from demo import client
-from demo.kube import CACHE, CLUSTER, ROOT, Kube, StepError, condition
+from e2e.demo import client
+from e2e.demo.kube import CACHE, CLUSTER, ROOT, Kube, StepError, condition
+from e2e.samples.models.wordpiece import WordPiece
 
 SYSTEM = "ballast-system"
 NAMESPACE = "ballast-demo"
@@ -44,16 +45,16 @@ def images() -> Images:
     named = os.environ.get("BALLAST_WORKER_IMAGE"), os.environ.get("BALLAST_OPERATOR_IMAGE")
     if named[0] and named[1]:
         return Images(worker=named[0], operator=named[1])
-    command = [ROOT / "e2e" / "bootstrap" / "bootstrap", "images", "--print"]
+    command = [str(ROOT / "e2e" / "bootstrap" / "bootstrap"), "images", "--print"]
     refs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return Images(worker=refs["worker"], operator=refs["operator"])
 
 
 def build_models(say: Say) -> None:
     """Make the sample bundles from real weights; what is up to date is kept."""
-    command = [sys.executable, SAMPLES / "models" / "build.py", "--out", MODELS, "--variants", "5"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    tail = []
+    command = [sys.executable, "-m", "e2e.samples.models.build", "--out", str(MODELS), "--variants", "5"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    tail: list[str] = []
     for line in process.stdout or ():
         tail = [*tail[-15:], line]
         say(line.rstrip())
@@ -190,9 +191,6 @@ def infer_url(service: str, model: str, *, namespace: str = NAMESPACE) -> str:
 
 def embedding_request(sentences: Sequence[str]) -> dict[str, Any]:
     """An Open Inference Protocol request for sentence embeddings, tokenised for the MiniLM models."""
-    sys.path.insert(0, str(SAMPLES / "models"))
-    from wordpiece import WordPiece  # noqa: PLC0415 - lives beside the samples, not on the path of the demo
-
     ids, mask = WordPiece.from_file(MODELS / "minilm.vocab.txt").encode_batch(sentences)
     shape = [len(ids), len(ids[0])]
     return {

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from demo import steps
-from demo.kube import Kube, local_environment
+
+from e2e.demo import steps
+from e2e.demo.kube import Kube, local_environment
 
 NAMESPACE = "ballast-e2e"
 

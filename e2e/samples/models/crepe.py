@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import wheels
-from checkpoints import read_torch
+
+from e2e.samples.models import wheels
+from e2e.samples.models.checkpoints import read_torch
 
 SAMPLE_RATE = 16000
 """Hertz of the audio."""

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import wheels
-from checkpoints import Array, read_safetensors
 
 from ballast_worker.bundle.dimensions import program_grid
+from e2e.samples.models import wheels
+from e2e.samples.models.checkpoints import Array, read_safetensors
 
 HEADS = 12
 LAYERS = 6

@@ -106,11 +106,11 @@ class Link:
         request = pb.InspectRequest(epoch=self._epoch(), uri=uri, digest=digest)
         return await self._call(self._stub.Inspect, request, seconds)
 
-    async def compact(self, mode: int, reload_models: tuple[str, ...], *, seconds: float) -> pb.CompactMemoryResponse:
+    async def compact(
+        self, mode: pb.CompactionMode, reload_models: tuple[str, ...], *, seconds: float
+    ) -> pb.CompactMemoryResponse:
         """Make the free device memory one block. Raises CallError."""
-        request = pb.CompactMemoryRequest(
-            epoch=self._epoch(), mode=pb.CompactionMode(mode), reload_models=reload_models
-        )
+        request = pb.CompactMemoryRequest(epoch=self._epoch(), mode=mode, reload_models=reload_models)
         return await self._call(self._stub.CompactMemory, request, seconds)
 
     async def release(self) -> None:

@@ -198,7 +198,7 @@ class BudgetReconciler:
                 pool, inputs.models, crew.crew_of(world, crew.members(world, obj), leaving=pool.draining)
             )
         packing = await assigning.place(world, pool, spec, inputs, settled=settled, by=key)
-        pool.workers_before, pool.signature_before = state.workers, state.signature
+        pool.workers_before, pool.signature_before, pool.room_before = state.workers, state.signature, state.room
         world.metrics.repacks.labels(key.namespace, key.name, cause.value).inc()
         world.metrics.models_moved.labels(key.namespace, key.name).inc(len(packing.moved))
         if settled or not (packing.placements or token):

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 CALL_SECONDS: Final = 300.0
 _PARALLEL: Final = 16
+_AGAIN_SECONDS: Final = 30.0
 
 _MODES: Final = {
     CompactionMode.LAZY: pb.COMPACTION_MODE_FREE,
@@ -95,6 +96,7 @@ async def _run(world: World, budget: Object, pool: Pool, compaction: Compaction)
             world.metrics.compaction_seconds.labels(namespace, name).observe(answer.seconds_until_callable)
             return answer
 
+    again = 0.0
     try:
         answers = await asyncio.gather(*(one(link) for link in compaction.links))
         done = [a for a in answers if not isinstance(a, str)]
@@ -103,9 +105,12 @@ async def _run(world: World, budget: Object, pool: Pool, compaction: Compaction)
         pool.figures_at = float("-inf")  # the figures before and after are what was asked for
         note = f"{len(done)} workers compacted ({compaction.mode.value})" + "".join(f"; {text}" for text in failed[:3])
         world.events.post(budget, "WeightBudget", "Warning" if failed else "Normal", Reason.COMPACTED, "Compact", note)
+    except Exception:
+        again = _AGAIN_SECONDS
+        logger.exception("the compaction of %s/%s came to nothing; once more in %.0f s", namespace, name, again)
     finally:
         pool.compaction = None
-        world.enqueue(budget_key(namespace, name), 0.0)
+        world.enqueue(budget_key(namespace, name), again)
 
 
 def summary(

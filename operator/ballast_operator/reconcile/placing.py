@@ -46,9 +46,12 @@ class Situation:
     waited: float
     """Seconds since the set of workers last changed."""
     signature: object
-    """What the models and the workers' capacities ask for."""
+    """What the models ask for."""
+    room: object
+    """What the workers have."""
     workers_before: frozenset[str] | None
     signature_before: object
+    room_before: object
     assigned: frozenset[str]
     """Names of workers that any model is assigned to."""
     requested: bool
@@ -74,6 +77,8 @@ def trigger(now: Situation) -> Trigger | None:
         return Trigger.REQUEST
     if now.compute_due:
         return Trigger.COMPUTE
+    if now.room != now.room_before:
+        return Trigger.WORKERS
     return Trigger.MODELS if now.signature != now.signature_before else None
 
 
@@ -114,22 +119,31 @@ def demands(
 
 
 def capacities(crew: Crew, uid_of: Mapping[str, str]) -> list[WorkerCapacity]:
-    """The workers that can take models. `uid_of` gives the uid of the model that is called by a name."""
+    """The workers that can take models. `uid_of` gives the uid of the model that is called by a name.
+
+    The workers of a pool are alike: one that has no plan yet is taken to have the room that another one has.
+    """
+    available = [worker for worker in crew if worker.available]
+    alike = min((worker.capacity_bytes for worker in available if worker.capacity_bytes is not None), default=None)
     return [
         WorkerCapacity(
-            name=worker.name, node=worker.pod.node, capacity_bytes=worker.capacity_bytes, holds=_held(worker, uid_of)
+            name=worker.name,
+            node=worker.pod.node,
+            capacity_bytes=alike if worker.capacity_bytes is None else worker.capacity_bytes,
+            holds=_held(worker, uid_of),
         )
-        for worker in crew
-        if worker.available
+        for worker in available
     ]
 
 
-def signature(models: Sequence[ModelDemand], workers: Sequence[WorkerCapacity]) -> object:
-    """What has to change for a model to be placed anew between two repacks; rounded, and without demand."""
-    return (
-        frozenset((m.name, m.weights_bytes, m.pinned, m.replicas, m.all_workers) for m in models),
-        frozenset((w.name, None if w.capacity_bytes is None else w.capacity_bytes // _ROUNDING) for w in workers),
-    )
+def signature(models: Sequence[ModelDemand]) -> object:
+    """What has to change for a model to be placed anew between two repacks: everything but demand."""
+    return frozenset((m.name, m.weights_bytes, m.pinned, m.replicas, m.all_workers) for m in models)
+
+
+def room(workers: Sequence[WorkerCapacity]) -> object:
+    """What has to change in the workers' memory for all models to be placed anew; rounded."""
+    return frozenset((w.name, None if w.capacity_bytes is None else w.capacity_bytes // _ROUNDING) for w in workers)
 
 
 def _waiting(header: Bundle | None) -> Rejection:

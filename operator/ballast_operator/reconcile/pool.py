@@ -53,6 +53,7 @@ class Pool:
     """`targets` and `generation` were read back from the statuses of the models."""
     workers_before: frozenset[str] | None = None
     signature_before: object = None
+    room_before: object = None
     workers_seen: frozenset[str] = frozenset()
     workers_changed_at: float = 0.0
 
