@@ -7,14 +7,17 @@ import shutil
 import threading
 
 import grpc
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import tritonclient.utils
 from helpers.running_worker import assigned
 from helpers.small_bundles import pack_small
 
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_worker.bundle.writer import pack_bundle
 from ballast_worker.control.process import StateInUseError
-from ballast_worker.control.worker import EXIT_REFUSED
+from ballast_worker.control.worker import EXIT_PLAN_ANEW, EXIT_REFUSED
 
 CALLABLE = (pb.MODEL_PHASE_PREPARED, pb.MODEL_PHASE_LOADING, pb.MODEL_PHASE_LOADED)
 
@@ -257,6 +260,61 @@ def test_a_restarted_worker_serves_without_its_operator(config_for, start, small
     assert state.assignment_generation == 9
     with pytest.raises(grpc.RpcError, match="has seen 5"):
         second.assign(epoch=4)
+
+
+@pytest.fixture(scope="session")
+def hungry(tmp_path_factory):
+    """Little weight, and 8 MiB of scratch in a run."""
+
+    def function(parameters, x):
+        wide = jnp.sort(jnp.repeat(x, 1 << 19, axis=1) * parameters["factor"][0], axis=1)
+        return x * parameters["factor"] + wide[:, :1] * 0
+
+    return pack_bundle(
+        tmp_path_factory.mktemp("hungry") / "hungry",
+        name="hungry",
+        function=function,
+        parameters={"factor": np.full(4, 5, np.float32)},
+        inputs=[("x", np.float32, ("batch", 4))],
+        batch_dimension="batch",
+        max_batch=1,
+        output_names=["y"],
+    )
+
+
+def test_a_greedy_model_is_refused_with_the_setting_while_others_serve(config_for, start, small_bundle, hungry):
+    worker = start(config_for(managed=True, device={"budget": "32m"}))
+    worker.assign(assigned(small_bundle, "m"))
+    worker.until_model("m", *CALLABLE)
+    worker.assign(assigned(small_bundle, "m"), assigned(hungry), generation=2)
+    refused = worker.until_model("hungry", pb.MODEL_PHASE_REFUSED)
+    assert refused.failure.reason == "ScratchExceedsPool"
+    assert refused.failure.permanent
+    assert "device.scratch" in refused.failure.message
+    assert refused.scratch_bytes >= 8 << 20
+    assert worker.infer("m") == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_a_bound_on_scratch_keeps_one_greedy_model_from_raising_it_for_all(config_for, start, small_bundle, hungry):
+    worker = start(config_for(managed=True, device={"budget": "64m", "scratch": "4m"}))
+    worker.assign(assigned(small_bundle, "m"), assigned(hungry))
+    assert worker.until_model("hungry", pb.MODEL_PHASE_REFUSED).failure.reason == "ScratchExceedsPool"
+    worker.until_model("m", *CALLABLE)
+    lines = {line.line: line.bytes for line in worker.control.GetPlan(pb.GetPlanRequest()).plan.lines}
+    assert lines["scratch"] == 4 << 20
+
+
+def test_a_worker_that_planned_for_nothing_plans_anew_for_its_first_models(config_for, start, hungry):
+    config = config_for(managed=True, device={"budget": "32m"})
+    first = start(config)
+    first.assign()
+    first.until(lambda state: state.condition.phase == pb.WORKER_PHASE_READY)
+    first.assign(assigned(hungry), generation=2)
+    first._thread.join(60)
+    assert first.exit_code == EXIT_PLAN_ANEW
+    again = start(config)
+    again.until_model("hungry", *CALLABLE)
+    assert again.infer("hungry") == [5.0, 10.0, 15.0, 20.0]
 
 
 def test_a_terminating_worker_admits_until_it_is_released(config_for, start, small_bundle, monkeypatch):

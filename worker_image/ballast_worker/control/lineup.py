@@ -194,7 +194,8 @@ class Lineup:
 
     def close(self) -> None:
         """End the threads; the workshop has been closed, so that no build is waited for."""
-        self._inspectors.shutdown(cancel_futures=True)
+        # A file system that hangs must not keep the process from ending.
+        self._inspectors.shutdown(wait=False, cancel_futures=True)
         self._builders.shutdown(cancel_futures=True)
 
     def _build(self, spec: AssignedModel, bundle: Bundle) -> None:

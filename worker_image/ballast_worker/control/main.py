@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -69,17 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"ballast-worker: {error}\n")
         return EXIT_USAGE
     if command == "serve":
-        return _serve(config)
+        return _serve(config, sys.argv[1:] if arguments is None else arguments)
     from ballast_worker.control import commands  # noqa: PLC0415 - serving does not need it
 
     code: int = commands.run(command, config, parsed)
     return code
 
 
-def _serve(config: WorkerConfig) -> int:
+def _serve(config: WorkerConfig, arguments: Sequence[str]) -> int:
     logs.configure()
     prepare_process(config)
     from ballast_worker.control.process import StateInUseError, WorkerProcess  # noqa: PLC0415 - imports JAX
+    from ballast_worker.control.worker import EXIT_PLAN_ANEW  # noqa: PLC0415
 
     try:
         process = WorkerProcess(config)
@@ -88,7 +90,13 @@ def _serve(config: WorkerConfig) -> int:
         return EXIT_USAGE
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.worker.terminate())
-    return process.run()
+    code = process.run()
+    logging.shutdown()
+    sys.stderr.flush()
+    if code == EXIT_PLAN_ANEW:
+        os.execv(sys.executable, [sys.executable, "-m", "ballast_worker.control.main", *arguments])  # noqa: S606
+    # At once: threads that wait for a file system, or the runtime's own, must not hold up the end.
+    os._exit(code)
 
 
 def prepare_process(config: WorkerConfig) -> None:

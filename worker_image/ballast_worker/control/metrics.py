@@ -123,6 +123,8 @@ def _models(view: WorkerView) -> Iterator[Metric]:
     scratch = {n: m.serving.scratch_bytes for n, m in served.items() if m.serving is not None}
     yield _by_model(GaugeMetricFamily, "worker_model_weight_bytes", "Weights as packed", weights)
     yield _by_model(GaugeMetricFamily, "worker_model_scratch_bytes", "The most scratch that one run takes", scratch)
+    if scratch:
+        yield _gauge("worker_weight_cache_max_scratch_bytes", "Of all models, the most", max(scratch.values()))
     yield _by_model(
         GaugeMetricFamily,
         "worker_model_max_batch_size",
@@ -196,6 +198,8 @@ def _memory(view: WorkerView, pool: tuple[int, int, int] | None) -> Iterator[Met
         "1 - largest free block / free; 0 when the free memory is one block",
         memory.fragmentation,
     )
+    yield _gauge("worker_weight_pool_bytes", "For weights in all", memory.capacity)
+    yield _gauge("worker_resident_weight_bytes", "Held by weights", memory.in_use)
     yield _gauge("worker_weight_cache_pinned_bytes", "Weights that are always on the device", memory.pinned)
     yield _gauge("worker_weight_cache_resident_bytes", "Weights that may go", memory.in_use - memory.pinned)
     yield _gauge("worker_weight_cache_max_bytes", "For weights that may go", memory.capacity - memory.pinned)
@@ -229,8 +233,17 @@ def _residency(view: WorkerView) -> Iterator[Metric]:
     yield _gauge("worker_models_resident", "Models whose weights are on the device", sum(resident.values()))
     yield _counter("worker_weight_loads_total", "Loads", found.loads)
     yield _counter("worker_weight_load_seconds_total", "Seconds of loads", found.load_seconds)
+    yield _counter(
+        "worker_weight_load_wait_seconds_total", "Of those, waiting for a thread or for room", found.load_wait_seconds
+    )
     yield _counter("worker_weight_load_bytes_total", "Bytes of loads", found.load_bytes)
     yield _counter("worker_weight_evicts_total", "Evictions", found.evictions)
+    if found.eviction_age_seconds is not None:
+        yield _gauge(
+            "worker_weight_eviction_age_seconds",
+            "How long the model evicted last had been idle: low means thrash",
+            found.eviction_age_seconds,
+        )
     yield _counter(
         "worker_weight_admission_failures_total", "Loads that no room could be found for", found.admission_failures
     )

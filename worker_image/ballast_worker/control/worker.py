@@ -8,6 +8,7 @@ is up. Whatever blocks runs on other threads and posts its end to the loop.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -30,7 +31,7 @@ from ballast_worker.control.feed import Feed
 from ballast_worker.control.journal import CulpritJournal
 from ballast_worker.control.lineup import Lineup
 from ballast_worker.control.machine import Machine, pool_directory
-from ballast_worker.control.models import Failure, ModelView, Stage
+from ballast_worker.control.models import Built, Failure, ModelView, Stage
 from ballast_worker.control.parts import Parts
 from ballast_worker.control.planning import Basis, DeviceLimits
 from ballast_worker.control.preparation import Workshop
@@ -45,6 +46,9 @@ _log = logging.getLogger(__name__)
 
 EXIT_REFUSED: Final = 3
 """Exit code of a worker without an operator whose plan does not fit."""
+
+EXIT_PLAN_ANEW: Final = 75
+"""Exit code of a loop that wants to be started again at once, in the same process."""
 
 _TICK_SECONDS: Final = 0.5
 _SCAN_SECONDS: Final = 2.0
@@ -181,13 +185,12 @@ class Worker:
         self._begin()
         while self._ended is None:
             try:
-                self._inbox.get(timeout=_TICK_SECONDS)()
-            except queue.Empty:
-                pass
+                with contextlib.suppress(queue.Empty):
+                    self._inbox.get(timeout=_TICK_SECONDS)()
+                self._turn()
             except Exception:  # noqa: BLE001 - one event's fault must not end what serves
                 _log.exception("an event of the control loop failed")
             self._last_turn = self._clock()
-            self._turn()
         return self._ended
 
     def _begin(self) -> None:
@@ -231,6 +234,7 @@ class Worker:
                 self._become_ready(self._parts)
             if self._condition.phase is Phase.READY:
                 self._compact_by_interval()
+                self._plan_anew()
         if self._folder is not None and now >= self._next_scan:
             self._scan(now)
         if self._drain_until is not None and now >= self._drain_until:
@@ -387,6 +391,26 @@ class Worker:
             self._loads_at_compaction = loads
             parts.engine.post(lambda: parts.residency.compact(CompactionMode.MOVE, (), lambda _: None))
 
+    def _plan_anew(self) -> None:
+        """End so that a new process plans, when nothing is served yet and that plan would hold what this one refuses.
+
+        A worker that started before it had models planned for none; what it reserved for scratch and code stays as it is
+        for the life of the process.
+        """
+        views = self._lineup.views
+        refused = [v for v in views.values() if v.built is not None and v.stage is Stage.REFUSED]
+        if not refused or not self._lineup.settled or any(view.serving is not None for view in views.values()):
+            return
+        built = {name: view.built for name, view in views.items() if view.built is not None}
+        wanted = planning.wanted(built, {name: view.spec.residency for name, view in views.items()})
+        plan = self._limits.basis.plan(self._limits.basis.inputs(wanted))
+        alone = replace(self._limits, plan=plan)
+        if plan == self._plan or not plan.fits:
+            return
+        if all(alone.check_built(one, others(built, name)) is None for name, one in built.items()):
+            _log.info("nothing is served yet and a new plan would hold %d models: starting again", len(built))
+            self._finish(EXIT_PLAN_ANEW)
+
     def _begin_drain(self) -> None:
         if self._drain_until is not None or self._ended is not None:
             return
@@ -403,11 +427,11 @@ class Worker:
             return
         self._drain_until = min(self._drain_until, self._clock() + _LINGER_SECONDS)
 
-    def _finish(self) -> None:
+    def _finish(self, code: int = 0) -> None:
         """Stop admitting, answer what is under way, end."""
         self._catalog.release()
         self._lineup.withdraw()
-        self._close(0)
+        self._close(code)
 
     def _close(self, code: int) -> None:
         self._workshop.close()
@@ -421,3 +445,8 @@ class Worker:
         self.feed.publish()
         self.feed.close()
         self._ended = code
+
+
+def others(built: Mapping[str, Built], name: str) -> list[Built]:
+    """All but one."""
+    return [one for other, one in built.items() if other != name]
