@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers.running_worker import Running
 from helpers.small_bundles import pack_small
 
 from ballast_contract.config import WorkerConfig
 from ballast_worker.bundle.reader import Bundle
+from ballast_worker.bundle.writer import pack_bundle
 
 PORTS = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "control_port", "introspection_port"), 0)
 
@@ -18,6 +21,26 @@ PORTS = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "control_port",
 @pytest.fixture(scope="session")
 def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return pack_small(tmp_path_factory.mktemp("bundles") / "small")
+
+
+@pytest.fixture(scope="session")
+def hungry(tmp_path_factory):
+    """Little weight, and 8 MiB of scratch in a run."""
+
+    def function(parameters, x):
+        wide = jnp.sort(jnp.repeat(x, 1 << 19, axis=1) * parameters["factor"][0], axis=1)
+        return x * parameters["factor"] + wide[:, :1] * 0
+
+    return pack_bundle(
+        tmp_path_factory.mktemp("hungry") / "hungry",
+        name="hungry",
+        function=function,
+        parameters={"factor": np.full(4, 5, np.float32)},
+        inputs=[("x", np.float32, ("batch", 4))],
+        batch_dimension="batch",
+        max_batch=1,
+        output_names=["y"],
+    )
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import shutil
 import signal
 import threading
 import time
@@ -91,6 +92,18 @@ def test_a_plan_that_does_not_fit_ends_with_its_own_code_and_the_remedy(config_f
     assert refused["reason"] == "PlanRefused"
     assert "device.budget" in refused["message"]
     assert worker.wait() == 3
+
+
+def test_a_first_model_that_needs_another_plan_starts_the_process_anew_under_its_own_number(
+    config_for, run, folder, hungry
+):
+    worker = run(config_for(model_directory=str(folder), device={"budget": "32m"}))
+    worker.wait_ready()
+    shutil.copytree(hungry.path, folder / "hungry")
+    worker.wait_ready()
+    assert worker.popen.poll() is None
+    assert worker.infer("hungry") == [5.0, 10.0, 15.0, 20.0]
+    assert worker.end() == 0
 
 
 def test_a_port_that_is_taken_is_named(config_for, run, folder):

@@ -7,15 +7,12 @@ import shutil
 import threading
 
 import grpc
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import tritonclient.utils
 from helpers.running_worker import assigned
 from helpers.small_bundles import pack_small
 
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_worker.bundle.writer import pack_bundle
 from ballast_worker.control.process import StateInUseError
 from ballast_worker.control.worker import EXIT_PLAN_ANEW, EXIT_REFUSED
 
@@ -260,26 +257,6 @@ def test_a_restarted_worker_serves_without_its_operator(config_for, start, small
     assert state.assignment_generation == 9
     with pytest.raises(grpc.RpcError, match="has seen 5"):
         second.assign(epoch=4)
-
-
-@pytest.fixture(scope="session")
-def hungry(tmp_path_factory):
-    """Little weight, and 8 MiB of scratch in a run."""
-
-    def function(parameters, x):
-        wide = jnp.sort(jnp.repeat(x, 1 << 19, axis=1) * parameters["factor"][0], axis=1)
-        return x * parameters["factor"] + wide[:, :1] * 0
-
-    return pack_bundle(
-        tmp_path_factory.mktemp("hungry") / "hungry",
-        name="hungry",
-        function=function,
-        parameters={"factor": np.full(4, 5, np.float32)},
-        inputs=[("x", np.float32, ("batch", 4))],
-        batch_dimension="batch",
-        max_batch=1,
-        output_names=["y"],
-    )
 
 
 def test_a_greedy_model_is_refused_with_the_setting_while_others_serve(config_for, start, small_bundle, hungry):
