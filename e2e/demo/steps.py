@@ -92,6 +92,14 @@ def install(kube: Kube, refs: Images, *, values: Sequence[str] = ()) -> None:
 
 def prepare_namespace(kube: Kube, refs: Images, *, namespace: str = NAMESPACE, local: bool = True) -> None:
     """Create the models' namespace (restricted Pod Security), the model store and the client's pod."""
+    kube.wait_for(
+        f"the namespace {namespace} of an earlier run is gone",
+        lambda: (
+            kube.kubectl("get", "namespace", namespace, "--ignore-not-found", "-o", "jsonpath={.status.phase}")
+            != "Terminating"
+        ),
+        seconds=180,
+    )
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kube.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}))
     _claim(kube, "models", "ReadOnlyMany", MODELS if local else None, namespace=namespace)

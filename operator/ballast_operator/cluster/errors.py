@@ -11,17 +11,25 @@ class ApiError(Exception):
     """The API server refused a call, or could not be reached.
 
     `status` is the HTTP code (0: no answer), `reason` the server's word for it, `message` its sentence,
-    `retry_after` the seconds it asks to wait, when it does.
+    `retry_after` the seconds it asks to wait, when it does, `causes` its words for the details.
     """
 
     def __init__(
-        self, message: str, *, status: int = 0, reason: str = "", retry_after: float | None = None, call: str = ""
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        reason: str = "",
+        retry_after: float | None = None,
+        call: str = "",
+        causes: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(f"{call}: {message}" if call else message)
         self.message = message
         self.status = status
         self.reason = reason
         self.retry_after = retry_after
+        self.causes = causes
 
 
 class NotFound(ApiError):  # noqa: N818 - the API server's own words
@@ -45,7 +53,12 @@ class Invalid(ApiError):  # noqa: N818
 
 
 class Forbidden(ApiError):  # noqa: N818
-    """RBAC, a quota or an admission policy says no."""
+    """RBAC, a quota or an admission policy says no, or the namespace is being deleted."""
+
+    @property
+    def namespace_ending(self) -> bool:
+        """Nothing new can be made in the namespace, because it is being deleted."""
+        return "NamespaceTerminating" in self.causes
 
 
 class Unauthorized(ApiError):  # noqa: N818
@@ -63,7 +76,9 @@ def from_answer(status: int, body: Mapping[str, Any], *, retry_after: float | No
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 else ApiError)
     if status == 409 and reason == "AlreadyExists":
         kind = AlreadyExists
-    return kind(message, status=status, reason=reason, retry_after=retry_after, call=call)
+    details = body.get("details") or {}
+    causes = frozenset(str(cause.get("reason", "")) for cause in details.get("causes") or ())
+    return kind(message, status=status, reason=reason, retry_after=retry_after, call=call, causes=causes)
 
 
 _BY_STATUS: Mapping[int, type[ApiError]] = {

@@ -94,6 +94,7 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
             created += count
     except (errors.Forbidden, errors.Invalid) as error:
         forbidden = isinstance(error, errors.Forbidden)
+        pool.namespace_ending = isinstance(error, errors.Forbidden) and error.namespace_ending
         reason = Reason.PODS_FORBIDDEN if forbidden else Reason.INVALID_POD_TEMPLATE
         pool.creation = Trouble(reason, f"the API server refuses worker pods: {error.message}")
         pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
@@ -143,10 +144,11 @@ async def drop_old_configs(world: World, budget: Object, template: Template, fou
 
 
 def release_idle(world: World, pool: Pool, crew: Crew, holding: frozenset[str], *, by: Key) -> None:
-    """Tell terminating workers whose models have moved that they may end."""
+    """Tell terminating workers whose models have moved, or can move nowhere, that they may end."""
+    waiting = frozenset() if pool.namespace_ending else holding
     for worker in crew:
         link = world.fleet.link(worker.uid)
-        if link is None or not worker.pod.terminating or worker.uid in holding or worker.uid in pool.released:
+        if link is None or not worker.pod.terminating or worker.uid in waiting or worker.uid in pool.released:
             continue
         if worker.known and not worker.stale:
             pool.released.add(worker.uid)

@@ -68,6 +68,8 @@ class Pool:
 
     draining: frozenset[str] = frozenset()
     released: set[str] = field(default_factory=set)
+    namespace_ending: bool = False
+    """The namespace is being deleted: no worker comes after those that end now, so none of them waits for one."""
     creation: Trouble | None = None
     create_after: float = 0.0
     blocked: str = ""
