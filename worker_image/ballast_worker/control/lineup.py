@@ -141,6 +141,17 @@ class Lineup:
         """Nothing is on its way to being built: a plan can be made."""
         return all(view.stage not in (Stage.PENDING, Stage.BUILDING) for view in self.views.values())
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many models are built or refused, and how many there are."""
+        views = list(self.views.values())
+        return sum(view.stage not in (Stage.PENDING, Stage.BUILDING) for view in views), len(views)
+
+    @property
+    def handed_over(self) -> bool:
+        """Nothing that is built waits for the engine to take it."""
+        return not any(view.stage is Stage.BUILT for view in self.views.values())
+
     def built(self) -> dict[str, Built]:
         """What wants to be served and can be, as far as is known."""
         return {n: v.built for n, v in self.views.items() if v.built is not None and v.stage is not Stage.REFUSED}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,8 @@ from ballast_worker.serving.journal import Journal
 CONTEXT_BYTES: Final = {"cpu": 0, "cuda": 768 << 20}
 """Planned for driver context and libraries until a builder has measured them."""
 
+_DRIVER_SECONDS: Final = 5.0
+
 _LOCKED_SHARE: Final = 512
 """The driver takes 2 MiB of device memory per GiB of page-locked host memory."""
 
@@ -38,8 +41,10 @@ class Machine:
         fault: why the device cannot be used at all, or None.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
-        self._config = config
+    def __init__(self, config: WorkerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._clock = config, clock
+        self._used: int | None = None
+        self._used_at: float | None = None
         self._facts = DeviceFacts(kind=config.backend, name="")
         self.budget = Budget(0, "the device cannot be used", "unset")
         self.context = CONTEXT_BYTES[config.backend]
@@ -61,8 +66,11 @@ class Machine:
         return CudaBackend.overhead_bytes + host_bytes // _LOCKED_SHARE
 
     def process_bytes(self) -> int | None:
-        """Device memory of this process as the driver counts it; None where that cannot be told."""
-        return driver_used(self._facts)
+        """Device memory of this process as the driver counts it, a few seconds old; None where that cannot be told."""
+        now = self._clock()
+        if self._used_at is None or now - self._used_at > _DRIVER_SECONDS:
+            self._used, self._used_at = driver_used(self._facts), now
+        return self._used
 
     def reserve(
         self,

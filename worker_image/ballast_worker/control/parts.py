@@ -23,6 +23,7 @@ from ballast_worker.host.pool import HostPool
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.loader import ThreadedLoader
 from ballast_worker.residency.manager import ResidencyManager
+from ballast_worker.residency.protocol import CompactionMode
 from ballast_worker.serving.catalog import Catalog
 from ballast_worker.serving.engine import DeviceEngine
 from ballast_worker.serving.frontend import Frontend, FrontendThread, run_in_thread
@@ -78,6 +79,10 @@ class Parts:
     residency: ResidencyManager
     engine: ObservedEngine
     frontend: FrontendThread
+
+    def compact(self) -> None:
+        """Make the free memory one block, without waiting for it."""
+        self.engine.post(lambda: self.residency.compact(CompactionMode.MOVE, (), lambda _: None))
 
     def stop(self, *, grace_seconds: float) -> None:
         """Answer what is under way within the grace, refuse the rest, and give everything back."""

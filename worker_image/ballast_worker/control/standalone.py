@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ballast_contract.config import WorkerConfig
 from ballast_worker.bundle.digests import bytes_digest
@@ -14,6 +16,9 @@ from ballast_worker.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from ballast_worker.control.assignment import AssignedModel, AssignmentError, check_names
 
 _log = logging.getLogger(__name__)
+
+
+SCAN_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Folder:
         )
         self._manifests: dict[Path, _Seen] = {}
         self._previous: tuple[AssignedModel, ...] | None = None
+        self._next = 0.0
 
     def scan(self) -> tuple[AssignedModel, ...]:
         """The models now.
@@ -56,6 +62,20 @@ class Folder:
         models = (*self._listed, *self._bundles())
         check_names(models)
         return models
+
+    def poll(self, now: float, known: Mapping[str, AssignedModel]) -> tuple[AssignedModel, ...] | None:
+        """The models when they are others than those known and have settled; looks every two seconds. A folder that
+        cannot be read changes nothing.
+        """
+        if now < self._next:
+            return None
+        self._next = now + SCAN_SECONDS
+        try:
+            models = self.settled()
+        except AssignmentError as error:
+            _log.error("%s; the models stay as they are", error)
+            return None
+        return None if models is None or {model.name: model for model in models} == known else models
 
     def settled(self) -> tuple[AssignedModel, ...] | None:
         """The models now, once two scans in a row saw the same; None while something is still being copied.

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,7 +22,6 @@ from typing import Final
 from ballast_contract.config import WorkerConfig
 from ballast_contract.reasons import Reason
 from ballast_worker.bundle.reader import Bundle
-from ballast_worker.control import planning
 from ballast_worker.control.assignment import AssignedModel, Assignment, AssignmentError, AssignmentFile
 from ballast_worker.control.catalog import WorkerCatalog
 from ballast_worker.control.desk import Desk
@@ -31,16 +29,15 @@ from ballast_worker.control.feed import Feed
 from ballast_worker.control.journal import CulpritJournal
 from ballast_worker.control.lineup import Lineup
 from ballast_worker.control.machine import Machine, pool_directory
-from ballast_worker.control.models import Built, Failure, ModelView, Stage
+from ballast_worker.control.models import Failure, ModelView
 from ballast_worker.control.parts import Parts
-from ballast_worker.control.planning import Basis, DeviceLimits
+from ballast_worker.control.planner import Accepted, Planner
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.control.report import Condition, Phase, WorkerView, worker_state
 from ballast_worker.control.standalone import Folder
-from ballast_worker.device.plan import Plan, PlanInputs
-from ballast_worker.device.plan_text import render
-from ballast_worker.residency.protocol import CompactionMode
+from ballast_worker.control.watchdog import Watchdog
+from ballast_worker.device.plan import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +48,10 @@ EXIT_PLAN_ANEW: Final = 75
 """Exit code of a loop that wants to be started again at once, in the same process."""
 
 _TICK_SECONDS: Final = 0.5
-_SCAN_SECONDS: Final = 2.0
-_RESERVE_AGAIN_SECONDS: Final = 30.0
 _LINGER_SECONDS: Final = 5.0
 """A released worker passes calls on for so long, because clients learn of the move late."""
 _END_SECONDS: Final = 15.0
 """Before the end of the grace period, when admission stops whatever happened."""
-_STALL_SECONDS: Final = 300.0
-"""A device thread that has not taken anything up for so long hangs."""
 
 
 class Worker:
@@ -84,26 +77,26 @@ class Worker:
         state = config.state_directory.expanduser()
         self._journal = CulpritJournal(state / "journal")
         self._quarantine = Quarantine(state)
-        self._limits = DeviceLimits(Basis(config, machine.budget, machine.context, machine.overhead(0)))
+        self._planner = Planner(config, machine)
+        self._watchdog = Watchdog(clock)
         self._catalog = WorkerCatalog(config.name)
         self._lineup = Lineup(
             config=config,
             workshop=workshop,
             quarantine=self._quarantine,
-            limits=self._limits,
+            limits=self._planner.limits,
             post=self._inbox.put,
             changed=self._model_changed,
             clock=clock,
         )
         self._condition = Condition(message="waiting for the first assignment" if config.managed else "")
         self._generation: int | None = None
-        self._plan: Plan | None = None
         self._parts: Parts | None = None
         self.desk = Desk(
             managed=config.managed,
             file=AssignmentFile(state),
             lineup=self._lineup,
-            limits=self._limits,
+            limits=self._planner.limits,
             post=self._inbox.put,
             view=self.view,
             parts=lambda: self._parts,
@@ -114,16 +107,11 @@ class Worker:
         self._folder = None if config.managed else Folder(config)
         self._reserver = ThreadPoolExecutor(1, thread_name_prefix="reserve")
         self._reservation: Future[Parts] | None = None
-        self._planned: PlanInputs | None = None
         self._assigned = False
-        self._next_scan = 0.0
-        self._reserve_at: float | None = None
         self._fallback: Failure | None = None
         self._loads_at_compaction = 0
         self._drain_until: float | None = None
         self._ended: int | None = None
-        self._last_turn = clock()
-        self._probe_sent: float | None = None
         self.ready = threading.Event()
         """Set when the plan is accepted and calls are taken."""
 
@@ -135,7 +123,7 @@ class Worker:
     @property
     def plan(self) -> Plan | None:
         """The plan in force, or the one that was refused. Any thread."""
-        return self._plan
+        return self._planner.plan
 
     @property
     def condition(self) -> Condition:
@@ -157,7 +145,7 @@ class Worker:
             models=dict(self._lineup.views),
             device_kind=parts.device.device_kind if parts else "",
             generation=self._generation,
-            plan=self._plan,
+            plan=self._planner.plan,
             driver_used=self._machine.process_bytes() if parts else None,
             residency=parts.residency.snapshot() if parts else None,
             loads=parts.engine.loads() if parts else None,
@@ -167,13 +155,7 @@ class Worker:
 
     def fault(self) -> str | None:
         """Why this process is beyond help and should be restarted, or None. Any thread."""
-        now = self._clock()
-        if now - self._last_turn > _STALL_SECONDS:
-            return f"the control loop stands still for {now - self._last_turn:.0f} s"
-        sent = self._probe_sent
-        if sent is not None and now - sent > _STALL_SECONDS:
-            return f"the device thread stands still for {now - sent:.0f} s"
-        return None
+        return self._watchdog.fault()
 
     def terminate(self) -> None:
         """End in order. Any thread, also from a signal handler."""
@@ -187,16 +169,17 @@ class Worker:
             try:
                 with contextlib.suppress(queue.Empty):
                     self._inbox.get(timeout=_TICK_SECONDS)()
-                self._turn()
+                if self._ended is None:
+                    self._turn()
             except Exception:  # noqa: BLE001 - one event's fault must not end what serves
                 _log.exception("an event of the control loop failed")
-            self._last_turn = self._clock()
+            self._watchdog.turned(self._parts.engine if self._parts is not None else None)
         return self._ended
 
     def _begin(self) -> None:
         """Meet: what ran when the last process died, and what was assigned to it."""
         if self._machine.fault is not None:
-            self._end_refused(self._machine.fault)
+            self._refuse(self._machine.fault)
             return
         assignment = self.desk.assignment
         models = assignment.models
@@ -204,7 +187,7 @@ class Worker:
             try:
                 models = self._folder.scan()
             except AssignmentError as error:
-                self._end_refused(Failure(Reason.INVALID_SPEC, str(error)))
+                self._refuse(Failure(Reason.INVALID_SPEC, str(error)))
                 return
             assignment = Assignment(models=models)
         for name in self._quarantine.blame(self._journal.culprits, models):
@@ -224,75 +207,49 @@ class Worker:
 
     def _turn(self) -> None:
         """After every event, and twice a second."""
-        now = self._clock()
+        now, parts = self._clock(), self._parts
         self._lineup.tick()
-        if self._parts is None:
+        if parts is None:
             self._consider(now)
-        else:
-            self._probe(now)
-            if not self.ready.is_set() and not any(view.stage is Stage.BUILT for view in self._lineup.views.values()):
-                self._become_ready(self._parts)
-            if self._condition.phase is Phase.READY:
-                self._compact_by_interval()
-                self._plan_anew()
-        if self._folder is not None and now >= self._next_scan:
-            self._scan(now)
-        if self._drain_until is not None and now >= self._drain_until:
+        elif not self.ready.is_set():
+            if self._lineup.handed_over:
+                self._become_ready(parts)
+        elif self._condition.phase is Phase.READY:
+            self._chores(parts, now)
+        if self._ended is None and self._drain_until is not None and now >= self._drain_until:
             self._finish()
 
     def _consider(self, now: float) -> None:
         """Make a plan when everything that it needs is known and it would be another one."""
-        if self._reservation is not None or not self._assigned or self._ended is not None:
+        if self._reservation is not None or not self._assigned:
             return
         if not self._lineup.settled:
-            views = list(self._lineup.views.values())
-            done = sum(view.stage not in (Stage.PENDING, Stage.BUILDING) for view in views)
             if self._condition.phase is Phase.STARTING:
-                self._set_condition(Phase.STARTING, message=f"{done} of {len(views)} models are prepared")
+                done, all_ = self._lineup.progress
+                self._set_condition(Phase.STARTING, message=f"{done} of {all_} models are prepared")
             return
-        again = self._reserve_at is not None and now >= self._reserve_at
-        weights = sum(built.bundle.layout.nbytes for built in self._lineup.built().values())
-        host = self._machine.host_bytes(weights, 0)
-        overhead = self._machine.overhead(host if isinstance(host, int) else 0)
-        basis = self._limits.basis = replace(self._limits.basis, overhead=overhead)
-        inputs = basis.inputs(self._wanted())
-        if inputs == self._planned and not again:
-            return
-        self._planned, self._reserve_at = inputs, None
-        self._plan = plan = basis.plan(inputs)
-        self._tell(plan)
-        if not plan.fits:
-            self._end_refused(planning.refusal(plan))
-            return
-        host = self._machine.host_bytes(weights, plan.arena)
-        if isinstance(host, Failure):
-            self._reserve_at = now + _RESERVE_AGAIN_SECONDS
-            self._end_refused(host)
-            return
-        self._limits.plan = plan
-        self._set_condition(Phase.STARTING, message="reserving memory")
-        self._reservation = self._reserver.submit(
-            self._machine.reserve,
-            plan,
-            host,
-            catalog=self._catalog,
-            journal=self._journal,
-            changed=self.feed.touch,
-            on_fallback=lambda why: self._inbox.put(partial(self._fell_back, why)),
-        )
-        self._reservation.add_done_callback(lambda future: self._inbox.put(partial(self._reserved, future)))
-
-    def _wanted(self) -> dict[str, planning.Wanted]:
-        wishes = {name: view.spec.residency for name, view in self._lineup.views.items()}
-        return planning.wanted(self._lineup.built(), wishes)
+        match self._planner.consider(self._lineup, now):
+            case Failure() as failure:
+                self._refuse(failure)
+            case Accepted(plan, host_bytes):
+                self._set_condition(Phase.STARTING, message="reserving memory")
+                self._reservation = self._reserver.submit(
+                    self._machine.reserve,
+                    plan,
+                    host_bytes,
+                    catalog=self._catalog,
+                    journal=self._journal,
+                    changed=self.feed.touch,
+                    on_fallback=lambda why: self._inbox.put(partial(self._fell_back, why)),
+                )
+                self._reservation.add_done_callback(lambda future: self._inbox.put(partial(self._reserved, future)))
 
     def _reserved(self, future: Future[Parts]) -> None:
         self._reservation = None
         error = future.exception()
         if error is not None:
-            self._limits.plan = None
-            self._reserve_at = self._clock() + _RESERVE_AGAIN_SECONDS
-            self._end_refused(self._machine.failure(error))
+            self._planner.failed(self._clock())
+            self._refuse(self._machine.failure(error))
             return
         parts = self._parts = future.result()
         self._lineup.serve_with(parts.engine)
@@ -322,7 +279,7 @@ class Worker:
         if self._condition.phase is Phase.READY:
             self._set_condition(Phase.READY, self._fallback)
 
-    def _end_refused(self, failure: Failure) -> None:
+    def _refuse(self, failure: Failure) -> None:
         """Say why not: stay up for the operator, or end."""
         self._set_condition(Phase.REFUSED, failure)
         _log.error(
@@ -330,21 +287,6 @@ class Worker:
         )
         if not self._config.managed:
             self._close(EXIT_REFUSED)
-
-    def _tell(self, plan: Plan) -> None:
-        lines = {line.name: line.nbytes for line in plan.lines}
-        _log.info(
-            "device memory plan",
-            extra={
-                "event": "device.plan",
-                "budget": plan.budget,
-                "lines": lines,
-                "fits": plan.fits,
-                "table": render(plan),
-            },
-        )
-        for warning in plan.warnings:
-            _log.warning("%s", warning)
 
     def _model_changed(self, name: str, view: ModelView | None) -> None:
         if view is None:
@@ -359,56 +301,17 @@ class Worker:
             self._condition = condition
             self.feed.touch()
 
-    def _scan(self, now: float) -> None:
-        """Look whether the folder's bundles are others."""
-        self._next_scan = now + _SCAN_SECONDS
-        if self._folder is None or self._condition.phase is Phase.DRAINING:
-            return
-        try:
-            models = self._folder.settled()
-        except AssignmentError as error:
-            _log.error("%s; the models stay as they are", error)
-            return
-        if models is not None and {m.name: m for m in models} != {n: v.spec for n, v in self._lineup.views.items()}:
-            self._accept(Assignment(models=models), {})
-
-    def _probe(self, now: float) -> None:
-        """Ask the device thread for a sign of life."""
-        if self._parts is not None and self._probe_sent is None:
-            self._probe_sent = now
-
-            def answered() -> None:
-                self._probe_sent = None
-
-            self._parts.engine.post(answered)
-
-    def _compact_by_interval(self) -> None:
-        interval, parts = self._config.compaction_interval, self._parts
-        if not interval or self._config.managed or parts is None:
-            return
-        loads = parts.residency.snapshot().loads
-        if loads - self._loads_at_compaction >= interval:
+    def _chores(self, parts: Parts, now: float) -> None:
+        """What a worker that serves does besides."""
+        interval = 0 if self._config.managed else self._config.compaction_interval
+        if interval and (loads := parts.residency.snapshot().loads) - self._loads_at_compaction >= interval:
             self._loads_at_compaction = loads
-            parts.engine.post(lambda: parts.residency.compact(CompactionMode.MOVE, (), lambda _: None))
-
-    def _plan_anew(self) -> None:
-        """End so that a new process plans, when nothing is served yet and that plan would hold what this one refuses.
-
-        A worker that started before it had models planned for none; what it reserved for scratch and code stays as it is
-        for the life of the process.
-        """
-        views = self._lineup.views
-        refused = [v for v in views.values() if v.built is not None and v.stage is Stage.REFUSED]
-        if not refused or not self._lineup.settled or any(view.serving is not None for view in views.values()):
-            return
-        built = {name: view.built for name, view in views.items() if view.built is not None}
-        wanted = planning.wanted(built, {name: view.spec.residency for name, view in views.items()})
-        plan = self._limits.basis.plan(self._limits.basis.inputs(wanted))
-        alone = replace(self._limits, plan=plan)
-        if plan == self._plan or not plan.fits:
-            return
-        if all(alone.check_built(one, others(built, name)) is None for name, one in built.items()):
-            _log.info("nothing is served yet and a new plan would hold %d models: starting again", len(built))
+            parts.compact()
+        known = {name: view.spec for name, view in self._lineup.views.items()}
+        if self._folder is not None and (models := self._folder.poll(now, known)) is not None:
+            self._accept(Assignment(models=models), {})
+        if self._planner.outgrown(self._lineup):
+            _log.info("nothing is served yet, and a new plan would hold what this one refuses: starting again")
             self._finish(EXIT_PLAN_ANEW)
 
     def _begin_drain(self) -> None:
@@ -445,8 +348,3 @@ class Worker:
         self.feed.publish()
         self.feed.close()
         self._ended = code
-
-
-def others(built: Mapping[str, Built], name: str) -> list[Built]:
-    """All but one."""
-    return [one for other, one in built.items() if other != name]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a worker plans, with what, and when a new process should plan instead of this one. Owned by the control loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ballast_contract.config import WorkerConfig
+from ballast_worker.control import planning
+from ballast_worker.control.lineup import Lineup
+from ballast_worker.control.machine import Machine
+from ballast_worker.control.models import Built, Failure, Stage
+from ballast_worker.control.planning import Basis, DeviceLimits, Wanted
+from ballast_worker.device.plan import Plan, PlanInputs
+from ballast_worker.device.plan_text import render
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS: Final = 30.0
+"""What could not be reserved is tried again: somebody else may hold the memory still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A plan to be carried out.
+
+    Attributes:
+        plan: it fits.
+        host_bytes: budget of the host pool; None is unlimited.
+    """
+
+    plan: Plan
+    host_bytes: int | None
+
+
+class Planner:
+    """Makes plans for what a line-up has built.
+
+    Attributes:
+        limits: what fits; they follow the plan in force.
+        plan: in force, or refused; None before the first.
+    """
+
+    def __init__(self, config: WorkerConfig, machine: Machine) -> None:
+        self._machine = machine
+        self.limits = DeviceLimits(Basis(config, machine.budget, machine.context, machine.overhead(0)))
+        self.plan: Plan | None = None
+        self._inputs: PlanInputs | None = None
+        self._again_at: float | None = None
+
+    def consider(self, lineup: Lineup, now: float) -> Accepted | Failure | None:
+        """A plan for what is built, or why there is none; None when nothing has changed since the last."""
+        again = self._again_at is not None and now >= self._again_at
+        built = lineup.built()
+        weights = sum(one.bundle.layout.nbytes for one in built.values())
+        host = self._machine.host_bytes(weights, 0)
+        overhead = self._machine.overhead(host if isinstance(host, int) else 0)
+        basis = self.limits.basis = replace(self.limits.basis, overhead=overhead)
+        inputs = basis.inputs(_wanted(lineup, built))
+        if inputs == self._inputs and not again:
+            return None
+        self._inputs, self._again_at = inputs, None
+        self.plan = plan = basis.plan(inputs)
+        _tell(plan)
+        if not plan.fits:
+            return planning.refusal(plan)
+        host = self._machine.host_bytes(weights, plan.arena)
+        if isinstance(host, Failure):
+            self._again_at = now + _AGAIN_SECONDS
+            return host
+        self.limits.plan = plan
+        return Accepted(plan, host)
+
+    def failed(self, now: float) -> None:
+        """The plan could not be carried out; it is considered again later."""
+        self.limits.plan = None
+        self._again_at = now + _AGAIN_SECONDS
+
+    def outgrown(self, lineup: Lineup) -> bool:
+        """Whether nothing is served and another plan would hold what the one in force refuses.
+
+        A worker that started before it had models planned for none; what it reserved for scratch and code stays as it is
+        for the life of the process.
+        """
+        views = lineup.views
+        refused = any(view.built is not None and view.stage is Stage.REFUSED for view in views.values())
+        if not refused or not lineup.settled or any(view.serving is not None for view in views.values()):
+            return False
+        built = {name: view.built for name, view in views.items() if view.built is not None}
+        basis = self.limits.basis
+        plan = basis.plan(basis.inputs(_wanted(lineup, built)))
+        if plan == self.plan or not plan.fits:
+            return False
+        limits = replace(self.limits, plan=plan)
+        return all(
+            limits.check_built(one, [other for name, other in built.items() if name != mine]) is None
+            for mine, one in built.items()
+        )
+
+
+def _wanted(lineup: Lineup, built: Mapping[str, Built]) -> dict[str, Wanted]:
+    return planning.wanted(built, {name: view.spec.residency for name, view in lineup.views.items()})
+
+
+def _tell(plan: Plan) -> None:
+    lines = {line.name: line.nbytes for line in plan.lines}
+    event = {"event": "device.plan", "budget": plan.budget, "lines": lines, "fits": plan.fits}
+    _log.info("device memory plan", extra={**event, "table": render(plan)})
+    for warning in plan.warnings:
+        _log.warning("%s", warning)
