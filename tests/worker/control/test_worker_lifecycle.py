@@ -62,6 +62,14 @@ def test_an_assigned_model_is_built_planned_loaded_and_answers(config_for, start
     assert state.device.pinned_bytes == small_bundle.layout.nbytes
 
 
+def test_free_memory_is_filled_ahead_of_calls_at_the_start_and_later(config_for, start, four):
+    worker = start(config_for(managed=True, device={"budget": "24m"}))
+    worker.assign(assigned(four[0]))
+    worker.until_model("a", pb.MODEL_PHASE_LOADED)
+    worker.assign(assigned(four[0]), assigned(four[1]), generation=2)
+    worker.until_model("b", pb.MODEL_PHASE_LOADED)
+
+
 def test_models_larger_than_the_budget_together_are_swapped(config_for, start, four):
     """B01, B04: more models than fit are all answered; nothing fails while they take turns."""
     worker = start(config_for(managed=True, device={"budget": "16m"}))

@@ -106,7 +106,8 @@ def _environment(request: Mapping[str, Any]) -> None:
     os.environ["JAX_ENABLE_X64"] = "1"
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    os.environ.pop("XLA_PYTHON_CLIENT_ALLOCATOR", None)
+    for inherited in ("XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        os.environ.pop(inherited, None)
     warnings.simplefilter("ignore")
 
 

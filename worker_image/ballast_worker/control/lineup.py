@@ -83,6 +83,8 @@ class Lineup:
     ) -> None:
         self.views: dict[str, ModelView] = {}
         """By name; written by the loop, read by any thread."""
+        self.fresh = False
+        """A model is served that was not before; whoever acts on it takes it back."""
         self._stores: Mapping[str, Path] = config.stores
         self._workshop, self._quarantine, self._limits = workshop, quarantine, limits
         self._post, self._changed, self._clock = post, changed, clock
@@ -266,6 +268,7 @@ class Lineup:
             self._refuse(spec, Failure.of(refusal))
             return
         self._retries.pop(spec.name, None)
+        self.fresh = self.fresh or view.serving is None
         self._set(replace(view, stage=Stage.SERVED, failure=None, message="", serving=built))
 
     def _refuse(self, spec: AssignedModel, failure: Failure) -> None:

@@ -256,11 +256,10 @@ class Worker:
         self._set_condition(Phase.STARTING, message="loading executables")
 
     def _become_ready(self, parts: Parts) -> None:
-        """Every model of the start was handed over: take calls, and load what fits beside the pinned ones."""
+        """Every model of the start was handed over: take calls."""
         self._catalog.set_ready()
         self._set_condition(Phase.READY, self._fallback)
         self.ready.set()
-        parts.engine.post(parts.residency.fill_free)
         _log.info(
             "ready: HTTP on port %d, gRPC on port %d",
             parts.frontend.ports.http,
@@ -303,6 +302,10 @@ class Worker:
 
     def _chores(self, parts: Parts, now: float) -> None:
         """What a worker that serves does besides."""
+        if self._lineup.fresh and self._lineup.settled and self._lineup.handed_over:
+            # New models, at the start or later, are loaded ahead as far as memory is free; nothing is evicted for them.
+            self._lineup.fresh = False
+            parts.engine.post(parts.residency.fill_free)
         interval = 0 if self._config.managed else self._config.compaction_interval
         if interval and (loads := parts.residency.snapshot().loads) - self._loads_at_compaction >= interval:
             self._loads_at_compaction = loads
