@@ -17,6 +17,7 @@ import os
 import sys
 import time
 
+from ballast_contract import quantities
 from e2e.demo import steps
 from e2e.demo.kube import Kube, StepError, is_local, local_environment
 
@@ -112,7 +113,9 @@ def show(*, local: bool) -> None:
                 f"{worker}: largest free block {mebibytes(figures['largest'])} -> {mebibytes(after[worker]['largest'])}, "
                 f"fragmentation {figures['fragmentation']:.0%} -> {after[worker]['fragmentation']:.0%}"
             )
-    print(f"Compaction: {compaction['moved']} moved within the devices, {compaction['reloadedModels']} models reloaded")
+    print(
+        f"Compaction: {mebibytes(quantities.parse_api(str(compaction['moved'])))} moved within the devices, {compaction['reloadedModels']} models reloaded"
+    )
     if local:
         print('\nLook around:  eval "$(e2e/cluster/cluster env)"; kubectl get inferencemodels -n ballast-demo -o wide')
         print("Remove it:    make demo-down")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from broken_bundles import make
+from helpers.broken_bundles import make
 
 from e2e.demo import client, steps
 from e2e.demo.kube import StepError, condition
