@@ -17,12 +17,12 @@ from ballast_worker.control.report import difference
 HEARTBEAT_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
-_COALESCE_SECONDS: Final = 0.05
+_COALESCE_SECONDS: Final = 0.1
 _KEPT: Final = 256
 
 
 class Feed:
-    """Publishes what changed at most every 50 ms when it is touched, and what only counts on at most once a second.
+    """Publishes what changed at most every 100 ms when it is touched, and what only counts on at most once a second.
 
     Invariant, under the lock: `_kept` holds consecutive sequence numbers that end with `_sequence`.
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,8 @@ import grpc
 from ballast_contract import names
 from ballast_contract.config import WorkerConfig
 from ballast_worker.control.service import MAX_WATCHERS, ControlService, add_to
+
+_log = logging.getLogger(__name__)
 
 _CALLS: Final = 8
 _FILES: Final = ("ca.crt", "tls.crt", "tls.key")
@@ -48,6 +51,12 @@ class ControlServer:
         address = f"{host}:{config.serving.control_port}"
         try:
             if directory is None:
+                if config.managed:
+                    _log.warning(
+                        "the control service speaks plain text: whoever reaches port %d may give orders; "
+                        "set control.tlsDirectory",
+                        config.serving.control_port,
+                    )
                 self.port: int = self._server.add_insecure_port(address)
             else:
                 self.port = self._server.add_secure_port(address, _credentials(directory))
