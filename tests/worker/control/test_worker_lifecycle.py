@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import shutil
 import threading
 
@@ -240,6 +241,16 @@ def test_the_value_that_a_refused_plan_names_makes_it_fit(config_for, start, fou
     worker.stop()
     cured = start(config_for(managed=True, device={"budget": knobs["device.budget"]}))
     cured.until(lambda state: sum(m.phase == pb.MODEL_PHASE_LOADED for m in state.models) == 4)
+
+
+@pytest.mark.skipif(pathlib.Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
+def test_a_worker_without_its_device_says_so_and_stays_up(config_for, start, small_bundle):
+    worker = start(config_for(managed=True, backend="cuda"))
+    worker.assign(assigned(small_bundle, "m"))
+    state = worker.until(lambda state: state.condition.phase == pb.WORKER_PHASE_REFUSED)
+    assert "the device cannot be used" in state.condition.failure.message
+    assert worker.page("/healthz")[0] == 200
+    assert worker.page("/readyz")[0] == 503
 
 
 def test_a_worker_that_stands_alone_ends_when_its_plan_does_not_fit(config_for, start, four):
