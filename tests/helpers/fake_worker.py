@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+
 from ballast_contract import names
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_contract.v1 import control_pb2_grpc
@@ -102,12 +103,14 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
 
     # The service.
 
-    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:  # noqa: N802
         self.log.append(("Watch", request))
         self.epoch = max(self.epoch, request.epoch)
         changes: asyncio.Queue[pb.WatchResponse] = asyncio.Queue()
         self._listeners.add(changes)
         try:
+            while self.silent:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
             yield self._message(full=self._full())
             while True:
                 try:
@@ -120,14 +123,16 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
         finally:
             self._listeners.discard(changes)
 
-    async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
+    async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:  # noqa: N802
         self.log.append(("Inspect", request))
         if request.uri in self.missing:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"nothing is at {request.uri}")
         weights = self.bundles.get(request.uri, 10 * MIB)
         return pb.InspectResponse(digest="sha256:" + "0" * 64, weights_bytes=weights, largest_tensor_bytes=weights // 2)
 
-    async def ApplyAssignment(self, request: pb.ApplyAssignmentRequest, context: Any) -> pb.ApplyAssignmentResponse:
+    async def ApplyAssignment(  # noqa: N802
+        self, request: pb.ApplyAssignmentRequest, context: Any
+    ) -> pb.ApplyAssignmentResponse:
         await self._fence(request.epoch, context)
         self.log.append(("ApplyAssignment", request))
         self.generation = request.generation
@@ -143,7 +148,9 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
             instance_id=self.instance, generation=request.generation, route_version=self.route_version
         )
 
-    async def CompactMemory(self, request: pb.CompactMemoryRequest, context: Any) -> pb.CompactMemoryResponse:
+    async def CompactMemory(  # noqa: N802
+        self, request: pb.CompactMemoryRequest, context: Any
+    ) -> pb.CompactMemoryResponse:
         await self._fence(request.epoch, context)
         self.log.append(("CompactMemory", request))
         before = self.device.largest_free_bytes
@@ -161,7 +168,7 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
             reloaded=request.reload_models,
         )
 
-    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:  # noqa: N802
         self.log.append(("Release", request))
         self.released = True
         return pb.ReleaseResponse()

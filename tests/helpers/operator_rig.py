@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import threading
 import time
@@ -11,10 +12,13 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import yaml
+from helpers.fake_worker import FakeWorker
+from prometheus_client import CollectorRegistry
+
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.access import Access
 from ballast_operator.cluster.client import Client
@@ -39,9 +43,6 @@ from ballast_operator.edge.health import Health
 from ballast_operator.edge.process import Process
 from ballast_operator.fleet.channel import Member
 from ballast_operator.reconcile.options import Options
-from prometheus_client import CollectorRegistry
-
-from helpers.fake_worker import FakeWorker
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
@@ -59,17 +60,19 @@ async def connect(kubeconfig: Path) -> Client:
     return Client(await Access.load(kubeconfig), metrics=ClusterMetrics(CollectorRegistry()), writes=writes)
 
 
-async def operator_kubeconfig(admin: Path, folder: Path) -> Path:
-    """A kubeconfig with exactly the rights that the operator says it needs."""
+async def operator_kubeconfig(
+    admin: Path, folder: Path, *, name: str = "operator", rules: list[dict[str, Any]] | None = None
+) -> Path:
+    """A kubeconfig with exactly the rights that the operator says it needs, or with others."""
     client = await connect(admin)
     try:
         for body, resource in (
-            ({"metadata": {"name": "operator", "namespace": "default"}}, SERVICE_ACCOUNTS),
-            (_role(), CLUSTER_ROLES),
-            (_binding(), CLUSTER_BINDINGS),
+            ({"metadata": {"name": name, "namespace": "default"}}, SERVICE_ACCOUNTS),
+            ({"metadata": {"name": f"ballast-{name}"}, "rules": rules or _needed()}, CLUSTER_ROLES),
+            (_binding(name), CLUSTER_BINDINGS),
         ):
             await client.apply(resource, body, manager="test")
-        path = "/api/v1/namespaces/default/serviceaccounts/operator/token"
+        path = f"/api/v1/namespaces/default/serviceaccounts/{name}/token"
         request = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
@@ -78,23 +81,22 @@ async def operator_kubeconfig(admin: Path, folder: Path) -> Path:
         answer = await client._call("create", None, "POST", path, {}, request)
     finally:
         await client.close()
-    config = yaml.safe_load(admin.read_text())
+    config = yaml.safe_load(admin.read_text())  # noqa: ASYNC240
     config["users"][0]["user"] = {"token": answer["status"]["token"]}
-    found = folder / "operator.kubeconfig"
+    found = folder / f"{name}.kubeconfig"
     found.write_text(yaml.safe_dump(config))
     return found
 
 
-def _role() -> dict[str, Any]:
-    rules = [{"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)} for p in PERMISSIONS]
-    return {"metadata": {"name": "ballast-operator-test"}, "rules": rules}
+def _needed() -> list[dict[str, Any]]:
+    return [{"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)} for p in PERMISSIONS]
 
 
-def _binding() -> dict[str, Any]:
+def _binding(name: str) -> dict[str, Any]:
     return {
-        "metadata": {"name": "ballast-operator-test"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "ballast-operator-test"},
-        "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": "default"}],
+        "metadata": {"name": f"ballast-{name}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": f"ballast-{name}"},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "default"}],
     }
 
 
@@ -102,6 +104,7 @@ class RunningOperator:
     """One operator process, as a thread with a loop of its own."""
 
     def __init__(self, arguments: Arguments, dial: Callable[[Member], grpc.aio.Channel], options: Options) -> None:
+        self.arguments = arguments
         self.lost: list[str] = []
         self.error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -117,6 +120,10 @@ class RunningOperator:
     def start(self) -> None:
         self._thread.start()
         self._started.wait(10)
+
+    def join(self) -> None:
+        """Wait for it to end by itself."""
+        self._thread.join(30)
 
     def stop(self) -> None:
         if self._loop is not None and self._stop is not None and not self._loop.is_closed():
@@ -134,7 +141,7 @@ class RunningOperator:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by stop()
             self.error = error
 
     async def _main(self) -> None:
@@ -146,8 +153,9 @@ class RunningOperator:
 class Rig:
     """A namespace with an operator, its workers, and what a test does to them."""
 
-    def __init__(self, client: Client, kubeconfig: Path, namespace: str, options: Options) -> None:
+    def __init__(self, client: Client, admin: Path, kubeconfig: Path, namespace: str, options: Options) -> None:
         self.client = client
+        self._admin = admin
         self.namespace = namespace
         self.options = options
         self.workers: dict[str, FakeWorker] = {}
@@ -182,6 +190,7 @@ class Rig:
             log_level="info",
             log_format="text",
         )
+        arguments = dataclasses.replace(arguments, **changes)
         operator = RunningOperator(arguments, self._dial, self.options)
         self._operators.append(operator)
         operator.start()
@@ -228,9 +237,31 @@ class Rig:
     async def condition(self, resource: Resource, name: str, type_: str) -> tuple[str, str, str]:
         obj = await self.get(resource, name)
         for condition in (obj or {}).get("status", {}).get("conditions", ()):
-            if condition["type"] == type_:
+            if condition["type"] == type_ and condition["observedGeneration"] == obj["metadata"]["generation"]:
                 return condition["status"], condition["reason"], condition["message"]
         return "", "", ""
+
+    async def transition(self, resource: Resource, name: str, type_: str) -> str:
+        """When a condition last changed."""
+        obj = await self.client.get(resource, self.namespace, name)
+        return next(c["lastTransitionTime"] for c in obj["status"]["conditions"] if c["type"] == type_)
+
+    async def enforce_restricted(self) -> None:
+        """Pods of the namespace have to meet the restricted Pod Security level."""
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        await self.client.apply(NAMESPACES, {"metadata": {"name": self.namespace, "labels": labels}}, manager="test")
+
+    async def powerless(self) -> Path:
+        """Credentials that may do everything with the Lease, read models and budgets, and nothing else."""
+        rules = [
+            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
+            {"apiGroups": ["ballast.dev"], "resources": ["*"], "verbs": ["get", "list"]},
+        ]
+        return await operator_kubeconfig(self._admin, self._kubeconfig.parent, name="powerless", rules=rules)
+
+    def release(self, worker_image: str) -> None:
+        """Operators started from now on were installed with another worker image."""
+        self.options = dataclasses.replace(self.options, worker_image=worker_image)
 
     async def until(self, what: Callable[[], Any], *, seconds: float = 30.0) -> Any:
         """Look again and again until something is so; an assertion that fails counts as not yet."""
@@ -241,7 +272,7 @@ class Rig:
                 if found:
                     return found
                 problem: BaseException | None = None
-            except (AssertionError, KeyError, IndexError, TypeError) as error:
+            except (AssertionError, KeyError, IndexError, TypeError, ValueError) as error:
                 problem = error
             if time.monotonic() > deadline:
                 raise AssertionError(f"it did not come about within {seconds:g} s") from problem
@@ -355,7 +386,7 @@ class Rig:
                     metadata = obj["metadata"]
                     await self.client.delete(resource, self.namespace, metadata["name"], uid=metadata["uid"])
 
-    async def __aenter__(self) -> Rig:
+    async def __aenter__(self) -> Self:
         await self.client.apply(NAMESPACES, {"metadata": {"name": self.namespace}}, manager="test")
         self._kubelet_task = asyncio.create_task(self._kubelets())
         return self
@@ -380,13 +411,14 @@ def _ready(ready: bool) -> dict[str, Any]:
 async def rig(admin: Path, operator_config: Path, **options: Any) -> AsyncIterator[Rig]:
     """A rig in a namespace of its own."""
     client = await connect(admin)
-    settings = Options(worker_image=IMAGE, version="test", **{"figures_seconds": 0.2, **options})
+    short = {"figures_seconds": 0.2, "drain_seconds": 1.0, "deletion_seconds": 3.0, "heartbeat_seconds": 3.0}
+    settings = Options(worker_image=IMAGE, version="test", **{**short, **options})
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     try:
-        async with Rig(client, operator_config, namespace, settings) as found:
+        async with Rig(client, admin, operator_config, namespace, settings) as found:
             yield found
     finally:
         await client.close()
 
 
-__all__ = ["BUDGETS", "ENDPOINT_SLICES", "EVENTS", "LEASES", "MODELS", "PODS", "SERVICES", "Rig", "rig"]
+__all__ = ["BUDGETS", "CONFIG_MAPS", "ENDPOINT_SLICES", "EVENTS", "LEASES", "MODELS", "PODS", "SERVICES", "Rig", "rig"]

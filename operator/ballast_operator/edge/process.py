@@ -123,6 +123,7 @@ class Process:
             notify=notify,
             on_epoch=self._keeper.raise_above,
             dial=self._dial,
+            heartbeat_limit=self._options.heartbeat_seconds,
         )
         world = World(
             client=client,

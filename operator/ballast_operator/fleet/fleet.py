@@ -11,7 +11,7 @@ from typing import Final
 
 from ballast_operator.fleet.channel import Dial, Member, channel
 from ballast_operator.fleet.link import Link
-from ballast_operator.fleet.view import Difference, View
+from ballast_operator.fleet.view import HEARTBEAT_LIMIT_SECONDS, Difference, View
 
 _TICK_SECONDS: Final = 1.0
 
@@ -45,7 +45,9 @@ class Fleet:
         on_epoch: Callable[[int], None],
         dial: Dial = channel,
         clock: Callable[[], float] = time.monotonic,
+        heartbeat_limit: float = HEARTBEAT_LIMIT_SECONDS,
     ) -> None:
+        self._heartbeat_limit = heartbeat_limit
         self._epoch = epoch
         self._notify = notify
         self._on_epoch = on_epoch
@@ -74,6 +76,7 @@ class Fleet:
             on_refused=lambda view, objects: self._notify(Notice(view.member, urgent=objects, worker=True)),
             on_epoch=self._on_epoch,
             clock=self._clock,
+            heartbeat_limit=self._heartbeat_limit,
         )
         return link
 

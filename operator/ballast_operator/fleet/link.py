@@ -64,9 +64,10 @@ class Link:
         on_refused: Callable[[View, frozenset[str]], None],
         on_epoch: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
+        heartbeat_limit: float = HEARTBEAT_LIMIT_SECONDS,
     ) -> None:
         self.member = member
-        self.view = View(member, now=clock())
+        self.view = View(member, now=clock(), limit=heartbeat_limit)
         self.refused: dict[str, pb.Failure] = {}
         """Models of the last assignment that the worker will not serve, by name."""
         self._clock = clock
@@ -164,7 +165,7 @@ class Link:
         call = self._stub.Watch(pb.WatchRequest(epoch=self._epoch(), instance_id=resume[0], sequence=resume[1]))
         try:
             while True:
-                async with asyncio.timeout(HEARTBEAT_LIMIT_SECONDS):
+                async with asyncio.timeout(self.view.limit):
                     message = await call.read()
                 if message is grpc.aio.EOF:
                     return

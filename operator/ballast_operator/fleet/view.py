@@ -44,8 +44,9 @@ class OutOfOrder(Exception):  # noqa: N818 - the answer is to ask for a full sta
 class View:
     """The state of one worker as told by its stream. Not thread-safe: one loop owns it."""
 
-    def __init__(self, member: Member, *, now: float) -> None:
+    def __init__(self, member: Member, *, now: float, limit: float = HEARTBEAT_LIMIT_SECONDS) -> None:
         self.member = member
+        self.limit = limit
         self.instance_id = ""
         self.sequence = 0
         self.epoch = 0
@@ -65,7 +66,7 @@ class View:
 
     def stale(self, now: float) -> bool:
         """Whether nothing was heard for longer than the limit."""
-        return now - self.heard_at >= HEARTBEAT_LIMIT_SECONDS
+        return now - self.heard_at >= self.limit
 
     def awaited(self, now: float) -> bool:
         """Whether the first report is still due: nothing can be said of the worker, and it is too early to worry."""

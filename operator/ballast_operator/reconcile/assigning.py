@@ -27,7 +27,7 @@ from ballast_operator.reconcile.endpoints import exposed
 from ballast_operator.reconcile.placing import Trigger
 from ballast_operator.reconcile.pods import worst
 from ballast_operator.reconcile.pool import Pool
-from ballast_operator.reconcile.rollout import DRAIN_SECONDS, Rollout, roll
+from ballast_operator.reconcile.rollout import Rollout, roll
 from ballast_operator.reconcile.wishes import Model, Rejection, judge_model
 from ballast_operator.reconcile.workers import Crew
 from ballast_operator.reconcile.world import World, model_key
@@ -195,6 +195,7 @@ def roll_model(world: World, pool: Pool, model: Model, crew: Crew) -> Rollout:
         exposed=exposed(slices),
         since=pool.since.get(model.uid, {}),
         now=world.clock(),
+        drain_seconds=world.options.drain_seconds,
     )
 
 
@@ -210,7 +211,7 @@ def roll_out(world: World, pool: Pool, models: Sequence[Model], crew: Crew) -> t
     for model in models:
         rollout = rolls[model.uid] = roll_model(world, pool, model, crew)
         pool.holders[model.uid], pool.since[model.uid] = rollout.hold, rollout.since
-        timers += [max(0.5, DRAIN_SECONDS - (now - begun)) for begun in rollout.since.values()]
+        timers += [max(0.1, world.options.drain_seconds - (now - begun)) for begun in rollout.since.values()]
     for uid in pool.holders.keys() - rolls.keys():
         del pool.holders[uid]
         pool.since.pop(uid, None)
@@ -300,10 +301,12 @@ def note_obstacles(world: World, pool: Pool, models: Sequence[Model], crew: Crew
     found: dict[str, Rejection] = {}
     for model in models:
         placement = pool.placements.get(model.uid)
-        if model.uid in pool.waiting:
+        placed = crew.by_name.keys() & set(pool.targets.get(model.uid, ()))
+        if idle and not placed:
+            if trouble is not None:
+                found[model.uid] = Rejection(trouble.reason, trouble.message)
+        elif model.uid in pool.waiting:
             found[model.uid] = pool.waiting[model.uid]
-        elif idle and trouble is not None and not crew.by_name.keys() & set(pool.targets.get(model.uid, ())):
-            found[model.uid] = Rejection(trouble.reason, trouble.message)
         elif placement is not None and placement.reason is not None:
             found[model.uid] = Rejection(placement.reason, placement.message)
     before, pool.obstacles = pool.obstacles, found

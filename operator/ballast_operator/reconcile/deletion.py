@@ -22,9 +22,6 @@ from ballast_operator.reconcile.world import World
 
 logger = logging.getLogger(__name__)
 
-LIMIT_SECONDS: Final = 20.0
-"""How long the finalizer waits for pods to end."""
-
 GRACE_SECONDS: Final = 15
 """What a worker of a deleted budget may take: nobody can call its models any more."""
 
@@ -59,13 +56,14 @@ async def finish(world: World, obj: Object, pods: Sequence[Pod], *, began: float
     if names.FINALIZER not in metadata.get("finalizers", ()):
         return None
     deleted = (world.now() - _time(metadata["deletionTimestamp"])).total_seconds()
+    limit = world.options.deletion_seconds
     waited = max(deleted, world.clock() - began)
-    if pods and waited < LIMIT_SECONDS:
+    if pods and waited < limit:
         await _end(world, metadata["namespace"], pods)
         return _LOOK_SECONDS
     if pods:
         where = ", ".join(f"{pod.name} on {pod.node or 'no node'}" for pod in pods[:5])
-        note = f"{len(pods)} worker pods did not end within {LIMIT_SECONDS:.0f} s and are left to Kubernetes: {where}"
+        note = f"{len(pods)} worker pods did not end within {limit:.0f} s and are left to Kubernetes: {where}"
         world.events.post(obj, BUDGETS.kind, "Warning", Reason.WORKER_GONE, "Delete", note)
     index = metadata["finalizers"].index(names.FINALIZER)
     path = f"/metadata/finalizers/{index}"

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from ballast_operator.fleet.view import HEARTBEAT_LIMIT_SECONDS
+
 MAX_MODEL_SERVICES: Final = 1_000
 """Models of a pool that get a Service each; above, the pool keeps only its own address."""
 
@@ -14,6 +16,12 @@ MAX_MODEL_ENDPOINTS: Final = 20_000
 
 FIGURES_SECONDS: Final = 15.0
 """Least time between two writes of figures that nobody waits for."""
+
+DRAIN_SECONDS: Final = 5.0
+"""How long a worker keeps a model after its endpoint is gone: proxies and clients take a while to notice."""
+
+DELETION_SECONDS: Final = 20.0
+"""How long the finalizer of a WeightBudget waits for worker pods to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +36,6 @@ class Options:
     max_model_services: int = MAX_MODEL_SERVICES
     max_model_endpoints: int = MAX_MODEL_ENDPOINTS
     figures_seconds: float = FIGURES_SECONDS
+    drain_seconds: float = DRAIN_SECONDS
+    deletion_seconds: float = DELETION_SECONDS
+    heartbeat_seconds: float = HEARTBEAT_LIMIT_SECONDS

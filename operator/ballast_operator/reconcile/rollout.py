@@ -5,13 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from ballast_operator.reconcile.wishes import Model
 from ballast_operator.reconcile.workers import Worker
-
-DRAIN_SECONDS: Final = 5.0
-"""How long a worker keeps a model after its endpoint is gone: proxies and clients take a while to notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +33,12 @@ def roll(
     exposed: Collection[str],
     since: Mapping[str, float],
     now: float,
+    drain_seconds: float,
 ) -> Rollout:
     """What should be so now.
 
     The new workers load first; when all of them do what is wished, calls go to them alone; a worker that is no target
-    any more keeps the model until its endpoint is gone, 5 s have passed since, and nothing waits in its queue.
+    any more keeps the model until its endpoint is gone, a while has passed since, and nothing waits in its queue.
 
     Args:
         model: the model.
@@ -51,6 +48,7 @@ def roll(
         exposed: uids of pods that the model's EndpointSlices call ready.
         since: what the last call returned.
         now: the clock of `since`.
+        drain_seconds: that while.
     """
     wanted = [w for w in workers if w.name in targets and not w.pod.finished]
     if model.spec.replicas == 0:
@@ -67,7 +65,7 @@ def roll(
             continue
         begun = since.get(worker.uid, now)
         state = worker.report(model)
-        if now - begun < DRAIN_SECONDS or (state is not None and state.queue_depth > 0):
+        if now - begun < drain_seconds or (state is not None and state.queue_depth > 0):
             kept[worker.uid] = begun
     return Rollout(frozenset({*(w.uid for w in wanted), *kept}), serving, kept, moved=True)
 

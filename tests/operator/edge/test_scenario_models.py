@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from ballast_contract.v1 import control_pb2 as pb
 from helpers.fake_worker import MIB
 from helpers.operator_rig import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES, Rig
+
+from ballast_contract.v1 import control_pb2 as pb
 
 pytestmark = pytest.mark.apiserver
 
