@@ -50,27 +50,29 @@ def images() -> Images:
     return Images(worker=refs["worker"], operator=refs["operator"])
 
 
+def _stream(say: Say, *command: str) -> None:
+    """Run a command from the repository's root, saying each line that it prints.
+
+    Raises:
+        StepError: it failed; the message has its last lines.
+    """
+    tail: list[str] = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            tail = [*tail[-15:], line]
+            say(line.rstrip())
+    if process.returncode:
+        raise StepError(f"{' '.join(command)} failed ({process.returncode}):\n{''.join(tail)}")
+
+
 def build_models(say: Say) -> None:
     """Make the sample bundles from real weights; what is up to date is kept."""
-    command = [sys.executable, "-m", "e2e.samples.models.build", "--out", str(MODELS), "--variants", "5"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    tail: list[str] = []
-    for line in process.stdout or ():
-        tail = [*tail[-15:], line]
-        say(line.rstrip())
-    if process.wait():
-        raise StepError(f"the sample bundles could not be built:\n{''.join(tail)}")
+    _stream(say, sys.executable, "-m", "e2e.samples.models.build", "--out", str(MODELS), "--variants", "5")
 
 
 def start_cluster(say: Say) -> None:
     """Bring up the local cluster, two nodes, and the images on them."""
-    process = subprocess.Popen(
-        [CLUSTER, "up", "--nodes", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    for line in process.stdout or ():
-        say(line.rstrip())
-    if process.wait():
-        raise StepError("the local cluster did not come up; see `e2e/cluster/cluster logs`")
+    _stream(say, str(CLUSTER), "up", "--nodes", "2")
 
 
 def install(kube: Kube, refs: Images, *, values: Sequence[str] = ()) -> None:
@@ -287,15 +289,16 @@ def fragmentation(kube: Kube, *, namespace: str = NAMESPACE) -> dict[str, dict[s
 
 
 def churn(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Orders in which to call models so that holes of different sizes come about: strides through the list."""
+    """Pairs of models to call, in an order in which holes of different sizes come about: strides through the list."""
     count = len(names)
-    for stride in range(1, 4 * count):
+    for stride in range(1, 6 * count):
         step = stride if math.gcd(stride, count) == 1 else stride + 1
-        yield [names[(n * step + stride) % count] for n in range(count)]
+        order = [names[(n * step + stride) % count] for n in range(count)]
+        yield from (order[n : n + 2] for n in range(0, count, 2))
 
 
-def fragment(kube: Kube, say: Say, *, namespace: str = NAMESPACE, above: float = 0.25) -> dict[str, dict[str, float]]:
-    """Call models until a worker's free device memory is in pieces; returns every worker's figures.
+def fragment(kube: Kube, say: Say, *, namespace: str = NAMESPACE, above: float = 0.2) -> dict[str, dict[str, float]]:
+    """Call models that are not pinned until a worker's free device memory is in pieces; returns every worker's figures.
 
     Raises:
         StepError: a call failed, or it did not come about in the bounded number of calls.
@@ -303,8 +306,9 @@ def fragment(kube: Kube, say: Say, *, namespace: str = NAMESPACE, above: float =
     names = [
         m["metadata"]["name"]
         for m in models(kube, namespace=namespace)
-        if m["spec"].get("residency", "unpinned") == "unpinned"
+        if m["spec"].get("residency", "unpinned") != "device"
     ]
+    found: dict[str, dict[str, float]] = {}
     for order in churn(names):
         for name, answer in zip(order, call_all(kube, order, namespace=namespace), strict=True):
             outputs(answer)

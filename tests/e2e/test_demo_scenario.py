@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from ballast_contract import quantities
 from e2e.demo import client, steps
 from e2e.demo.kube import condition
 
@@ -59,7 +60,7 @@ def test_pinned_models_are_on_the_device_and_every_condition_is_present(world, n
 
 def test_the_budgets_plan_sums_to_its_budget_to_the_byte(world, namespace):
     budget = steps.budget(world, namespace=namespace)
-    assert sum(int(line["bytes"]) for line in budget["status"]["plan"]) == 384 << 20
+    assert sum(quantities.parse_api(str(line["bytes"])) for line in budget["status"]["plan"]) == 384 << 20
     assert condition(budget, "PlanFits")["status"] == "True"
 
 
