@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable
 from enum import IntEnum
 
 
+_TICK_SECONDS = 0.001  # a wait that rounding makes infinitely small would never pass
+
+
 class Priority(IntEnum):
     """Who goes first when writes have to wait."""
 
@@ -70,7 +73,7 @@ class TokenBucket:
         while self._waiting:
             self._fill()
             if self._tokens < 1:
-                await self._sleep((1 - self._tokens) / self._rate)
+                await self._sleep(max(_TICK_SECONDS, (1 - self._tokens) / self._rate))
                 continue
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():  # a cancelled caller takes no token
