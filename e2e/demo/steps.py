@@ -336,16 +336,22 @@ def command(
     return found
 
 
+def remove_namespace(kube: Kube, *, namespace: str = NAMESPACE) -> None:
+    """Remove the objects of both kinds, then their namespace.
+
+    In this order, because Kubernetes deletes the pods of a namespace first and then looks again only after half of their
+    grace period.
+    """
+    kinds = "inferencemodels.ballast.dev,weightbudgets.ballast.dev"
+    kube.kubectl("delete", kinds, "--all", "-n", namespace, "--timeout=60s", check=False)
+    kube.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--timeout=240s", seconds=260)
+    kube.kubectl("delete", "pv", f"{namespace}-models", f"{namespace}-executables", "--ignore-not-found")
+
+
 def remove(kube: Kube, *, namespace: str = NAMESPACE) -> None:
     """Remove the samples, the chart and the CRDs, in the order of the documentation."""
-    kube.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--timeout=120s", seconds=150)
-    kube.kubectl("delete", "pv", f"{namespace}-models", f"{namespace}-executables", "--ignore-not-found")
+    remove_namespace(kube, namespace=namespace)
     kube.run("helm", "uninstall", "ballast", "--namespace", SYSTEM, "--ignore-not-found", "--wait", check=False)
     kube.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--timeout=120s", seconds=150)
     crds = ("inferencemodels.ballast.dev", "weightbudgets.ballast.dev")
     kube.kubectl("delete", "crd", *crds, "--ignore-not-found")
-
-
-def bundle_path(name: str) -> Path:
-    """Where a sample bundle lies on this machine."""
-    return MODELS / name

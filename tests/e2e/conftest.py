@@ -32,8 +32,7 @@ def world(kube, images):
     steps.apply_samples(kube, namespace=NAMESPACE)
     steps.wait_ready(kube, print, namespace=NAMESPACE)
     yield kube
-    kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s", seconds=150)
-    kube.kubectl("delete", "pv", f"{NAMESPACE}-models", f"{NAMESPACE}-executables", "--ignore-not-found")
+    steps.remove_namespace(kube, namespace=NAMESPACE)
 
 
 @pytest.fixture
