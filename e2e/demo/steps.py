@@ -72,7 +72,7 @@ def build_models(say: Say) -> None:
 
 def start_cluster(say: Say) -> None:
     """Bring up the local cluster, two nodes, and the images on them."""
-    _stream(say, str(CLUSTER), "up", "--nodes", "2")
+    _stream(say, str(CLUSTER), "up", "--nodes", "2", "--gpus", "4")
 
 
 def install(kube: Kube, refs: Images, *, values: Sequence[str] = ()) -> None:
