@@ -13,7 +13,7 @@ import pydantic
 from ballast_contract import config, names, validation
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_operator.api.inferencemodel import Coverage, InferenceModelSpec
+from ballast_operator.api.inferencemodel import InferenceModelSpec
 from ballast_operator.api.weightbudget import HostSharing, WeightBudgetSpec
 from ballast_operator.cluster.client import Object
 
@@ -88,12 +88,6 @@ class Model:
     def pinned(self) -> bool:
         """Whether the weights always stay on the device."""
         return self.spec.residency is config.ResidencyWish.DEVICE
-
-    def wanted(self, workers: int) -> int:
-        """Copies wanted of so many workers."""
-        if self.spec.replicas == 0:
-            return 0
-        return workers if self.spec.coverage is Coverage.ALL_WORKERS else min(self.spec.replicas, workers)
 
     def message(self) -> pb.AssignedModel:
         """What a worker is told."""

@@ -103,12 +103,6 @@ def test_the_pause_annotation(build: Builder, value, held):
     assert paused(obj) is held
 
 
-def test_copies_wanted(build: Builder):
-    assert build.model(replicas=3).wanted(2) == 2
-    assert build.model(replicas=0).wanted(2) == 0
-    assert build.model(coverage="allWorkers").wanted(7) == 7
-
-
 def applied(text: str) -> dict:
     return {"metadata": {"annotations": {LAST_APPLIED: text}}}
 
