@@ -115,7 +115,7 @@ def in_pieces(worker: Worker) -> bool:
         return False
     if device.largest_free_bytes < device.largest_waiting_bytes <= device.free_bytes:
         return True
-    return fragmentation_percent(device.free_bytes, device.largest_free_bytes) > FRAGMENTED_PERCENT
+    return 100 * (device.free_bytes - device.largest_free_bytes) > FRAGMENTED_PERCENT * device.free_bytes
 
 
 def fragmentation_percent(free: int, largest: int) -> int:

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person reads of a budget."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.reconcile_objects import MIB, Builder
+
+from ballast_contract.reasons import Reason
+from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.api.weightbudget import WeightBudgetSpec, WeightBudgetStatus
+from ballast_operator.reconcile.budget_status import (
+    Situation,
+    body,
+    facts,
+    fragmentation_percent,
+    in_pieces,
+    rounded,
+)
+from ballast_operator.reconcile.conditions import BUDGET_TYPES
+from ballast_operator.reconcile.pods import Trouble, Wanted
+from ballast_operator.reconcile.wishes import Rejection
+
+PLAN = pb.Plan(
+    fits=True,
+    budget_bytes=1024 * MIB,
+    lines=[
+        pb.PlanLine(line="context", bytes=64 * MIB, source="measured"),
+        pb.PlanLine(line="slack", bytes=100 * MIB, source="configured", knob="device.weights.slackPercent"),
+    ],
+)
+
+
+def device(free: int, largest: int, waiting: int = 0) -> pb.DeviceState:
+    return pb.DeviceState(
+        budget_bytes=1024 * MIB,
+        pinned_bytes=100 * MIB,
+        free_bytes=free * MIB,
+        largest_free_bytes=largest * MIB,
+        largest_waiting_bytes=waiting * MIB,
+    )
+
+
+def state(free: int = 512, largest: int = 512, waiting: int = 0, plan: pb.Plan = PLAN) -> pb.WorkerState:
+    return pb.WorkerState(device=device(free, largest, waiting), plan=plan)
+
+
+def situation(*workers, replicas: int = 1, **fields) -> Situation:
+    spec = WeightBudgetSpec.model_validate({"workers": {"replicas": replicas}})
+    fields.setdefault("wanted", Wanted(replicas, "spec", "template", ""))
+    return Situation(verdict=fields.pop("verdict", spec), name="default", workers=workers, now=100.0, **fields)
+
+
+def said(now: Situation) -> dict[str, tuple[str, str]]:
+    found = facts(now)
+    assert tuple(found) == BUDGET_TYPES
+    return {type_: (fact.status, fact.reason.value) for type_, fact in found.items()}
+
+
+def test_a_pool_at_rest(build: Builder):
+    now = situation(build.worker("a", state=state()))
+    assert said(now) == {
+        "Accepted": ("True", "Accepted"),
+        "PlanFits": ("True", "PlanFits"),
+        "WorkersReady": ("True", "Ready"),
+        "Fragmented": ("False", "NotFragmented"),
+        "UpToDate": ("True", "UpToDate"),
+        "Degraded": ("False", "AsExpected"),
+        "Ready": ("True", "Ready"),
+    }
+    status = body(now)
+    WeightBudgetStatus.model_validate(status)
+    assert set(status) <= {f.alias or n for n, f in WeightBudgetStatus.model_fields.items()}
+    assert status["device"] == {
+        "budget": "1024Mi",
+        "pinned": "96Mi",
+        "free": "512Mi",
+        "largestFree": "512Mi",
+        "fragmentationPercent": 0,
+    }
+    assert status["plan"][1] == {
+        "line": "slack",
+        "bytes": "100Mi",
+        "source": "configured",
+        "knob": "spec.device.weights.slackPercent",
+    }
+    assert status["selector"] == "ballast.dev/budget=default,app.kubernetes.io/component=worker"
+
+
+def test_before_anything_was_heard_nothing_is_claimed(build: Builder):
+    now = situation(build.worker("a", heard=None, ready=False))
+    found = said(now)
+    assert found["PlanFits"] == ("Unknown", "WorkersStarting")
+    assert found["Fragmented"] == ("Unknown", "Unknown")
+    assert found["WorkersReady"] == found["Ready"] == ("False", "WorkersStarting")
+    status = body(now)
+    assert "device" not in status
+    assert "plan" not in status
+    assert status["readyReplicas"] == 0
+
+
+def test_the_worst_worker_is_shown(build: Builder):
+    workers = [build.worker("a", state=state(512, 512)), build.worker("b", state=state(512, 128))]
+    assert body(situation(*workers, replicas=2))["device"]["largestFree"] == "128Mi"
+    assert body(situation(*workers, replicas=2))["device"]["fragmentationPercent"] == 75
+
+
+def test_a_refused_plan_names_shortfall_and_cures(build: Builder):
+    refused = pb.Plan(
+        fits=False,
+        shortfall_bytes=200 * MIB,
+        knobs=[pb.Knob(key="device.budget", value="1224Mi", current="1Gi")],
+        lines=[pb.PlanLine(line="context", bytes=1)],
+    )
+    worker = build.worker("a", phase=pb.WORKER_PHASE_REFUSED, state=state(plan=refused))
+    now = situation(worker)
+    assert said(now)["PlanFits"] == ("False", "PlanRefused")
+    assert facts(now)["PlanFits"].message == ("worker a: 200 MiB are missing: set device.budget to 1224Mi (now 1Gi)")
+    assert body(now)["shortfall"] == "200Mi"
+
+
+def test_a_silent_worker_makes_everything_it_knows_unknown(build: Builder):
+    now = situation(build.worker("a", state=state(), heard=0.0))
+    found = said(now)
+    for type_ in ("PlanFits", "WorkersReady", "Fragmented", "Ready"):
+        assert found[type_] == ("Unknown", "HeartbeatStale"), type_
+    assert "readyReplicas" not in body(now)
+    assert body(now)["workers"][0]["reason"] == "HeartbeatStale"
+
+
+@pytest.mark.parametrize(
+    "reason", [Reason.PODS_FORBIDDEN, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.WORKER_CRASHED]
+)
+def test_troubles_of_pods_are_told(build: Builder, reason):
+    trouble = Trouble(reason, "the cause", 1)
+    now = situation(build.worker("a", heard=None, ready=False, trouble=trouble), replicas=2)
+    assert said(now)["WorkersReady"] == ("False", reason.value)
+    assert facts(now)["WorkersReady"].message == "0 of 2 workers are ready; the cause"
+    assert said(now)["Ready"] == ("False", reason.value)
+
+
+def test_pods_that_cannot_be_made_are_told(build: Builder):
+    now = situation(creation=Trouble(Reason.PODS_FORBIDDEN, "quota"))
+    assert said(now)["WorkersReady"] == ("False", "PodsForbidden")
+
+
+def test_one_worker_of_two_is_ready_and_degraded(build: Builder):
+    broken = Trouble(Reason.WORKER_CRASHED, "exit 1", 1)
+    now = situation(
+        build.worker("a", state=state()), build.worker("b", heard=None, ready=False, trouble=broken), replicas=2
+    )
+    found = said(now)
+    assert found["Ready"] == ("True", "Ready")
+    assert found["WorkersReady"] == ("False", "WorkerCrashed")
+    assert found["Degraded"] == ("True", "WorkerCrashed")
+
+
+def test_memory_in_pieces_is_said_after_a_minute(build: Builder):
+    worker = build.worker("a", state=state(512, 128))
+    assert in_pieces(worker)
+    assert said(situation(worker, fragmented_since={"uid-a": 41.0}))["Fragmented"] == ("False", "NotFragmented")
+    now = situation(worker, fragmented_since={"uid-a": 40.0})
+    assert said(now)["Fragmented"] == ("True", "Fragmented")
+    assert "ballast.dev/compact" in facts(now)["Fragmented"].message
+
+
+@pytest.mark.parametrize(
+    ("free", "largest", "waiting", "expected"),
+    [(512, 256, 0, False), (512, 255, 0, True), (512, 400, 450, True), (512, 400, 600, False), (0, 0, 10, False)],
+)
+def test_memory_is_in_pieces_for_what_waits_or_by_more_than_half(build: Builder, free, largest, waiting, expected):
+    assert in_pieces(build.worker("a", state=state(free, largest, waiting))) is expected
+
+
+def test_fragmentation_is_rounded_down_and_zero_without_free_memory():
+    assert fragmentation_percent(0, 0) == 0
+    assert fragmentation_percent(100, 100) == 0
+    assert fragmentation_percent(1000, 999) == 0
+    assert fragmentation_percent(100, 1) == 99
+
+
+@pytest.mark.parametrize(
+    ("size", "budget", "expected"),
+    [
+        (61 << 30, 141 << 30, "61Gi"),
+        ((61 << 30) + 5, 141 << 30, "61Gi"),
+        ((61 << 30) + (65 << 20), 141 << 30, "62528Mi"),
+        (100 * MIB, 1 << 30, "96Mi"),
+        (5 * MIB, 1 << 30, "0"),
+        (5 * MIB, 128 * MIB, "5Mi"),
+    ],
+)
+def test_figures_are_rounded_in_proportion(size, budget, expected):
+    assert rounded(size, budget=budget) == expected
+
+
+def test_updates_are_pending_blocked_available_or_done(build: Builder):
+    def up_to_date(*workers, **fields):
+        return said(situation(*workers, replicas=len(workers), **fields))["UpToDate"]
+
+    old = build.worker("a", state=state(), spec_hash="old")
+    assert up_to_date(old) == ("False", "Pending")
+    assert up_to_date(old, blocked="no room") == ("False", "UpdateBlocked")
+    assert up_to_date(build.worker("a", state=state(), template_hash="old")) == ("False", "UpdateAvailable")
+    assert up_to_date(build.worker("a", state=state())) == ("True", "UpToDate")
+    assert said(situation(wanted=None))["UpToDate"] == ("Unknown", "Unknown")
+
+
+def test_a_budget_that_is_not_accepted_says_why_and_shows_its_workers(build: Builder):
+    now = situation(build.worker("a", state=state()), verdict=Rejection(Reason.INVALID_SPEC, "wrong"), wanted=None)
+    found = said(now)
+    assert found["Accepted"] == found["Ready"] == ("False", "InvalidSpec")
+    assert body(now)["replicas"] == 1
+
+
+def test_no_workers_wanted_and_paused(build: Builder):
+    assert said(situation(replicas=0))["WorkersReady"] == ("False", "NotRequested")
+    assert said(situation(build.worker("a", state=state()), paused=True))["Accepted"] == ("True", "Paused")
+
+
+def test_dropped_fields_are_degraded(build: Builder):
+    now = situation(build.worker("a", state=state()), unknown_fields=["unknown key 'spec.x'"])
+    assert said(now)["Degraded"] == ("True", "UnknownField")
