@@ -26,8 +26,8 @@ test: setup ## every check and test; PARTS="static unit" for some
 	$(PYTHON) tests/run_all.py $(PARTS)
 
 .PHONY: test-gpu
-test-gpu: ## what needs an NVIDIA GPU
-	python3 -m pytest -m gpu tests/gpu
+test-gpu: ## what needs an NVIDIA GPU; GPU_MODELS=DIR names sample bundles. One process a file: each wants the device alone
+	set -e; for file in tests/gpu/test_*.py; do python3 -m pytest -m gpu $$file; done
 
 .PHONY: setup
 setup: ## packages, virtual environment, binaries and images (what is there is kept)
