@@ -25,8 +25,8 @@ SAMPLES = ROOT / "e2e" / "samples"
 MODELS = CACHE / "models"
 EXECUTABLES = CACHE / "executables"
 SENTENCES = (
-    "A cat sits on the warm windowsill.",
-    "The kitten naps by the window in the sun.",
+    "The cat sleeps on the sofa.",
+    "A cat is napping on the couch.",
     "Interest rates rose again.",
 )
 Say = Callable[[str], None]

@@ -25,7 +25,7 @@ def store(world):
 def everything_else_keeps_serving(world, namespace):
     yield
     for left, right, similarity in steps.similarities(world, namespace=namespace)[:1]:
-        assert similarity > 0.5, (left, right)
+        assert similarity > 0.7, (left, right)
 
 
 def model(name, uri, **spec):
