@@ -46,6 +46,9 @@ _API_AWAY_SECONDS: Final = 2.0
 
 _DEFINITIONS_SECONDS: Final = 30.0
 
+_SPACING_SECONDS: Final = 0.1
+_SPACING_SECONDS_PER_MODEL: Final = 0.0002
+
 
 class Process:
     """One operator process. `run` returns when `stop` is set, and raises when the process has to be started anew."""
@@ -243,11 +246,9 @@ class Process:
 
 
 def _spacing(world: World, key: Key) -> float:
-    """Bursts of reports are taken together: a large pool is looked at as often as that costs a fifth of the time."""
-    if key.kind != "budget":
-        return 0.0
-    pool = world.pool(key.namespace, key.name)
-    return max(0.1, 4 * pool.seconds) if pool is not None else 0.0
+    """Bursts of reports are taken together: a pool is looked at the less often the more models it has."""
+    pool = world.pool(key.namespace, key.name) if key.kind == "budget" else None
+    return 0.0 if pool is None else _SPACING_SECONDS + _SPACING_SECONDS_PER_MODEL * len(pool.holders)
 
 
 def _now() -> dt.datetime:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -47,11 +46,7 @@ class BudgetReconciler:
             await self._forget(key)
             return None
         pool = await self._pool(key, obj)
-        started = time.perf_counter()
-        try:
-            return await self._one(key, obj, pool)
-        finally:
-            pool.seconds = time.perf_counter() - started
+        return await self._one(key, obj, pool)
 
     async def _forget(self, key: Key) -> None:
         pool = self._world.pools.pop((key.namespace, key.name), None)

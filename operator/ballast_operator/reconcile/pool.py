@@ -81,8 +81,6 @@ class Pool:
     deleting_since: float | None = None
     too_many: bool = False
     """The pool has more models or endpoints than get a Service each."""
-    seconds: float = 0.0
-    """How long the last reconciliation took."""
 
     async def close(self) -> None:
         """Stop what runs in the background for the pool."""
