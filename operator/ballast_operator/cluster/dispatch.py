@@ -48,15 +48,21 @@ class Dispatcher:
         reconcile: Reconcile,
         *,
         metrics: ClusterMetrics,
-        workers: int = 8,
+        workers: int = 16,
         spacing: Callable[[Key], float] = lambda _: 0.0,
+        lane: Callable[[Key], int] = lambda _: 0,
         rng: random.Random | None = None,
     ) -> None:
         self._reconcile = reconcile
         self._metrics = metrics
         self._workers = workers
         self._woken = asyncio.Event()
-        self.queue: WorkQueue[Key] = WorkQueue(clock=time.monotonic, rng=rng or random.Random(), spacing=spacing)  # noqa: S311
+        self.queue: WorkQueue[Key] = WorkQueue(
+            clock=time.monotonic,
+            rng=rng or random.Random(),  # noqa: S311 - jitter
+            spacing=spacing,
+            lane=lane,
+        )
         self.queue.wakeup = self._woken.set
         metrics.queue_depth.set_function(self.queue.depth)
         self._started: dict[Key, float] = {}

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
 
-
 _TICK_SECONDS = 0.001  # a wait that rounding makes infinitely small would never pass
 
 

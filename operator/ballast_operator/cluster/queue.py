@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ class WorkQueue(Generic[K]):
     A key is in flight at most once; one that is added meanwhile runs again afterwards. Of several due times the
     earliest holds. A failed key comes back after `base`, twice, four times that ..., at most `limit` s, with jitter; an event may bring it back
     sooner, but within a streak of failures never at once, so that a key which fails by its own write does not spin.
-    `spacing` is the least time between the starts of two runs of a key, so that bursts are taken together.
+    `spacing` is the least time between the starts of two runs of a key, so that bursts are taken together. Of the keys
+    that are due, those of a lower `lane` come first: a few that many wait for are not held up by the many.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class WorkQueue(Generic[K]):
         limit: float = 300.0,
         impatience: float = 1.0,
         spacing: Callable[[K], float] = lambda _: 0.0,
+        lane: Callable[[K], int] = lambda _: 0,
     ) -> None:
         self._clock = clock
         self._random = rng
@@ -50,7 +53,8 @@ class WorkQueue(Generic[K]):
         self._impatience = impatience
         self._spacing = spacing
         self._entries: dict[K, _Entry] = {}
-        self._heap: list[tuple[float, int, K]] = []
+        self._lane = lane
+        self._heaps: dict[int, list[tuple[float, int, K]]] = {}
         self._order = itertools.count()
         self._idle = 0
         self.wakeup: Callable[[], None] = lambda: None
@@ -62,13 +66,14 @@ class WorkQueue(Generic[K]):
         self._schedule(key, entry, max(self._clock() + after, entry.not_before))
 
     def take(self) -> K | None:
-        """The key that has been due for longest and is not in flight; it is in flight from now on."""
+        """The key that is in flight from now on: of the lowest lane that has any the one that has been due for longest."""
         now = self._clock()
-        while self._heap and self._heap[0][0] <= now:
-            due, _, key = heapq.heappop(self._heap)
-            entry = self._entries.get(key)
-            if entry is None or entry.running or entry.due != due:  # overtaken by an earlier or later time
+        for lane in sorted(self._heaps):
+            heap = self._heaps[lane]
+            if self._first(heap, now) is None:
                 continue
+            _, _, key = heapq.heappop(heap)
+            entry = self._entries[key]
             entry.due, entry.running = None, True
             entry.not_before = now + self._spacing(key)
             return key
@@ -94,13 +99,8 @@ class WorkQueue(Generic[K]):
 
     def next_due(self) -> float | None:
         """When the next key is due, on the clock; None when nothing waits."""
-        while self._heap:
-            due, _, key = self._heap[0]
-            entry = self._entries.get(key)
-            if entry is not None and not entry.running and entry.due == due:
-                return due
-            heapq.heappop(self._heap)
-        return None
+        firsts = (self._first(heap, math.inf) for heap in self._heaps.values())
+        return min((due for due in firsts if due is not None), default=None)
 
     def depth(self) -> int:
         """Keys that are due and not in flight."""
@@ -110,6 +110,16 @@ class WorkQueue(Generic[K]):
     def running(self) -> int:
         """Keys in flight."""
         return sum(e.running for e in self._entries.values())
+
+    def _first(self, heap: list[tuple[float, int, K]], until: float) -> float | None:
+        """When the first key of a heap is due, if it is so until then; what was overtaken by another time goes."""
+        while heap and heap[0][0] <= until:
+            due, _, key = heap[0]
+            entry = self._entries.get(key)
+            if entry is not None and not entry.running and entry.due == due:
+                return due
+            heapq.heappop(heap)
+        return None
 
     def _resume(self, key: K, entry: _Entry, due: float | None) -> None:
         times = [time for time in (entry.due, due) if time is not None]
@@ -133,5 +143,5 @@ class WorkQueue(Generic[K]):
             return
         entry.due = due
         if not entry.running:
-            heapq.heappush(self._heap, (due, next(self._order), key))
+            heapq.heappush(self._heaps.setdefault(self._lane(key), []), (due, next(self._order), key))
             self.wakeup()

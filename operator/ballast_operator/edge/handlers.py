@@ -49,7 +49,7 @@ def settings() -> kopf.OperatorSettings:
     prefix = names.API_GROUP
     found.persistence.finalizer = f"{prefix}/kopf-finalizer"  # never used; the default is shared by all operators
     found.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=prefix)
-    found.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=prefix, key="last-handled")
+    found.persistence.diffbase_storage = _NoDiffBase()
     found.posting.enabled = False
     found.scanning.disabled = True
     found.peering.standalone = True
@@ -66,6 +66,21 @@ def settings() -> kopf.OperatorSettings:
         if selector is not None:
             found.watching.label_selectors[resource.group, resource.version, resource.plural] = selector
     return found
+
+
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """Nothing is compared with what was handled last, so nothing is copied to compare it."""
+
+    def build(self, **_: Any) -> Any:
+        """Every object looks the same."""
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        """Nothing was handled before."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is kept."""
 
 
 def _watch(found: kopf.OperatorRegistry, resource: Resource, observe: Observe) -> None:

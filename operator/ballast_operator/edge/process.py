@@ -148,6 +148,7 @@ class Process:
             lambda key: reconcilers[key.kind](key),
             metrics=self._cluster_metrics,
             spacing=lambda key: _spacing(world, key),
+            lane=lambda key: 0 if key.kind == "budget" else 1,
         )
         self._health.longest_run = dispatcher.longest_run
         sweeper = Sweeper(world, client, self._arguments.namespaces, self._cluster_metrics)

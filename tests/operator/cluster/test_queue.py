@@ -128,6 +128,15 @@ def test_spacing_takes_bursts_together(clock):
     assert queue.next_due() == clock.now + 0.5
 
 
+def test_a_lower_lane_goes_first_among_what_is_due(clock):
+    queue: WorkQueue[str] = WorkQueue(clock=clock, rng=random.Random(1), lane=len)
+    for key in ("long", "longer", "x"):
+        queue.add(key)
+    queue.add("y", after=5)
+    assert [queue.take(), queue.take(), queue.take(), queue.take()] == ["x", "long", "longer", None]
+    assert queue.next_due() == clock.now + 5
+
+
 def test_keys_at_rest_are_forgotten(clock):
     queue: WorkQueue[int] = WorkQueue(clock=clock, rng=random.Random(1), spacing=lambda _: 0.5)
     for key in range(1000):
