@@ -270,6 +270,10 @@ def test_a_failed_replacement_keeps_the_old_bundle(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+def test_missing_parents_of_a_bundle_are_made(tmp_path):
+    assert pack(tmp_path / "models" / "team" / "double").manifest.name == "double"
+
+
 @pytest.mark.parametrize("exchange", [True, False])
 def test_replacing_works_with_and_without_exchanging_names(tmp_path, monkeypatch, exchange):
     if not exchange:

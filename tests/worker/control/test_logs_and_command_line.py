@@ -68,7 +68,13 @@ def test_check_config_prints_every_default(tmp_path, capsys):
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["device"]["budget"] == 48 << 30
     assert shown["serving"]["httpPort"] == 8000
-    assert main.main(["--config", str(tmp_path / "w.yaml"), "check-config"]) == 0
+
+
+@pytest.mark.parametrize("order", [("--config", "FILE", "check-config"), ("check-config", "--config", "FILE")])
+def test_the_configuration_file_is_named_before_or_behind_the_command(tmp_path, capsys, order):
+    (tmp_path / "w.yaml").write_text("device: {budget: 48g}\n")
+    assert main.main([str(tmp_path / "w.yaml") if word == "FILE" else word for word in order]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["device"]["budget"] == 48 << 30
 
 
 @pytest.mark.parametrize("typo", ["devise: {}", "device: {bugdet: 3}", "serving: {httpPrt: 1}"])
@@ -95,7 +101,7 @@ def test_asking_a_worker_that_does_not_run_says_where_it_was_looked_for(capsys, 
 def test_help_shows_examples(capsys):
     with pytest.raises(SystemExit):
         main.main(["--help"])
-    assert "ballast-worker --config worker.yaml plan" in capsys.readouterr().out
+    assert "ballast-worker plan --config worker.yaml" in capsys.readouterr().out
 
 
 def test_logs_go_to_the_stream_in_its_form():

@@ -24,7 +24,8 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> int:
 
 @contextlib.contextmanager
 def directory_beside(target: Path) -> Iterator[Path]:
-    """An empty directory on the file system of `target`, removed at the end unless it was moved."""
+    """An empty directory on the file system of `target`, removed at the end unless it was moved. Makes missing parents."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
     try:
         directory.chmod(0o755)

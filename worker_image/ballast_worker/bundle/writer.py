@@ -57,7 +57,7 @@ def pack_bundle(
     The bundle appears at `path` whole or not at all, and is byte for byte the same for the same arguments and JAX release.
 
     Args:
-        path: The bundle's directory, made here; its parents must exist.
+        path: The bundle's directory, made here, with missing parents.
         name: Name in the manifest.
         function: Any function that JAX can trace. Returns an array or a tree of arrays.
         parameters: Its first argument: a tree of arrays. Each leaf becomes a weight, named after its path.

@@ -21,7 +21,7 @@ EXIT_USAGE: Final = 2
 _EXAMPLES: Final = """\
 examples:
   ballast-worker --config worker.yaml          serve what the file says
-  ballast-worker --config worker.yaml plan     the device memory plan that a start would use
+  ballast-worker plan --config worker.yaml     the device memory plan that a start would use
   ballast-worker check-config worker.yaml      is the file right? prints it with every default
   ballast-worker explain --model minilm        why was it loaded, evicted or refused? (asks the running worker)
   ballast-worker regions                       which host copies are there?
@@ -130,6 +130,11 @@ def _parser() -> _Parser:
     explain.add_argument("--json", action="store_true", help="as JSON")
     regions = commands.add_parser("regions", help="the host copies on this node", allow_abbrev=False)
     regions.add_argument("--json", action="store_true", help="as JSON")
+    for command in commands.choices.values():
+        # Behind a command too; what is not given there must not hide what was given before it.
+        command.add_argument(
+            "--config", type=Path, metavar="FILE", default=argparse.SUPPRESS, help="as before the command"
+        )
     return parser
 
 
