@@ -132,16 +132,18 @@ class Fleet:
         link = self._links.get(view.member.uid)
         if link is None:  # it was dropped while the message was on its way
             return
+        if not (back or difference.urgent or difference.figures or difference.worker or difference.device):
+            return
         urgent = frozenset(difference.urgent) | (_objects(link) if back else frozenset())
-        notice = Notice(
-            view.member,
-            urgent=urgent,
-            figures=frozenset(difference.figures),
-            worker=difference.worker or back,
-            device=difference.device,
+        self._notify(
+            Notice(
+                view.member,
+                urgent=urgent,
+                figures=frozenset(difference.figures),
+                worker=difference.worker or back,
+                device=difference.device,
+            )
         )
-        if notice.urgent or notice.figures or notice.worker or notice.device:
-            self._notify(notice)
 
 
 def _objects(link: Link) -> frozenset[str]:

@@ -26,7 +26,7 @@ from ballast_operator.reconcile.workers import Crew, Worker
 from ballast_operator.reconcile.world import World, model_key
 from ballast_operator.reconcile.writing import ensure, write_status
 
-SAMPLE_SECONDS: Final = 10.0
+SAMPLE_SECONDS: Final = 15.0
 """How often the workers' counters are looked at."""
 
 _URGENT: Final = ("replicas", "readyReplicas", "selector", "lastRepack", "lastCompaction", "shortfall")
@@ -170,7 +170,7 @@ class BudgetReconciler:
             mode = commands.mode_asked(spec.placement.compaction.mode)
             compaction = commands.plan_compaction(mode, ready, workers=None, asked=asked)
             commands.start_compaction(world, obj, pool, compaction)
-        self._judge_size(pool, models)
+        self._judge_size(key, pool, models)
         assigning.note_obstacles(world, pool, models, now)
         return [timer for timer in timers if timer is not None]
 
@@ -226,13 +226,17 @@ class BudgetReconciler:
             planned = commands.plan_compaction(compaction.mode, links, workers=packing.changed_workers)
             commands.start_compaction(world, obj, pool, planned)
 
-    def _judge_size(self, pool: Pool, models: Sequence[Model]) -> None:
-        world = self._world
-        endpoints = sum(len(rollout) for rollout in pool.holders.values())
-        limits = world.options
-        too_many = len(models) > limits.max_model_services or endpoints > limits.max_model_endpoints
-        if too_many != pool.too_many:
-            pool.too_many = too_many
+    def _judge_size(self, key: Key, pool: Pool, models: Sequence[Model]) -> None:
+        """Above some number of models or endpoints a pool keeps its own address only: proxies of every node pay for each."""
+        world, limits = self._world, self._world.options
+        endpoints = sum(len(holders) for holders in pool.holders.values())
+        before, pool.crowded = pool.crowded, ""
+        if len(models) > limits.max_model_services or endpoints > limits.max_model_endpoints:
+            pool.crowded = (
+                f"the pool has more than {limits.max_model_services} models or {limits.max_model_endpoints} endpoints, so "
+                f"its models have no Service each: call them at {naming.pool_service(key.name)}, or split the pool"
+            )
+        if pool.crowded != before:
             for model in models:
                 world.enqueue(model_key(model.namespace, model.name), 0.0)
 
@@ -263,6 +267,7 @@ class BudgetReconciler:
             unknown_fields=unknown_fields(obj, WeightBudgetSpec),
             paused=paused(obj),
             conflict=pool.conflict,
+            crowded=pool.crowded,
         )
         body = budget_status.body(situation)
         for field, value in (("lastRepack", pool.last_repack), ("lastCompaction", pool.last_compaction)):

@@ -48,6 +48,7 @@ class Situation:
     unknown_fields: Sequence[str] = ()
     paused: bool = False
     conflict: str = ""
+    crowded: str = ""
 
 
 def facts(now: Situation) -> dict[str, Fact]:
@@ -64,7 +65,7 @@ def facts(now: Situation) -> dict[str, Fact]:
         accepted = yes(Reason.ACCEPTED)
     plan, workers = _plan_fits(now), _workers_ready(now)
     if not degraded.holds:
-        degraded = _degraded(now, workers)
+        degraded = yes(Reason.TOO_MANY_ENDPOINTS, now.crowded) if now.crowded else _degraded(now, workers)
     return {
         "Accepted": accepted,
         "PlanFits": plan,

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.inferencemodel import InferenceModelSpec
 from ballast_operator.api.weightbudget import Addresses
@@ -67,7 +66,7 @@ class ModelReconciler:
         targets, holders = pool.targets.get(verdict.uid, ()), pool.holders.get(verdict.uid, frozenset())
         rollout = assigning.roll_model(world, pool, verdict, found)
         involved = found.involved(targets, {*holders, *rollout.hold})
-        own, note = self._addresses(budget, pool)
+        own = _own_address(budget, pool)
         conflict, again = "", None
         if not paused(obj):
             conflict, again = await self._service(key, obj, verdict, own=own)
@@ -85,7 +84,6 @@ class ModelReconciler:
             unknown_fields=self._unknown(obj),
             paused=paused(obj),
             own_address=own,
-            note=note,
         )
         later = await self._report(key, obj, situation, pool)
         timers = [timer for timer in (again, later) if timer is not None]
@@ -94,20 +92,6 @@ class ModelReconciler:
     @staticmethod
     def _unknown(obj: Object) -> Sequence[str]:
         return unknown_fields(obj, InferenceModelSpec)
-
-    def _addresses(self, budget: Object, pool: Pool) -> tuple[bool, Rejection | None]:
-        """Whether models of the pool get a Service each, and what is to be said when they do not."""
-        spec = judge_budget(budget)
-        if not isinstance(spec, Rejection) and spec.serving.addresses is Addresses.POOL:
-            return False, None
-        if not pool.too_many:
-            return True, None
-        limits = self._world.options
-        return False, Rejection(
-            Reason.TOO_MANY_ENDPOINTS,
-            f"the pool has more than {limits.max_model_services} models or {limits.max_model_endpoints} endpoints, so "
-            f"models have no Service each: call them at {naming.pool_service(budget['metadata']['name'])}, or split the pool",
-        )
 
     async def _service(self, key: Key, obj: Object, model: Model, *, own: bool) -> tuple[str, float | None]:
         """Make, keep or remove the model's Service; returns what stands in its way and when to look again."""
@@ -187,6 +171,13 @@ class ModelReconciler:
         if written:
             figures_at[uid] = world.clock()
         return max(0.5, world.options.figures_seconds - waited) if written is None else None
+
+
+def _own_address(budget: Object, pool: Pool) -> bool:
+    """Whether models of the pool get a Service each."""
+    spec = judge_budget(budget)
+    wanted = isinstance(spec, Rejection) or spec.serving.addresses is Addresses.PER_MODEL
+    return wanted and not pool.crowded
 
 
 def _refused(world: World, model: Model, workers: Sequence[Worker]) -> dict[str, pb.Failure]:

@@ -59,8 +59,6 @@ class Situation:
     unknown_fields: Sequence[str] = ()
     paused: bool = False
     own_address: bool = True
-    note: Rejection | None = None
-    """Something to say in Degraded that stops nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +244,6 @@ def _degraded(now: Situation, model: Model, copies: Sequence[Copy], ready: Fact)
         and now.bundle.rejection.reason is not Reason.PENDING
     ):
         return yes(now.bundle.rejection.reason, now.bundle.rejection.message)
-    if now.note is not None:
-        return yes(now.note.reason, now.note.message)
     answering = len(_answering(now, model))
     if ready.holds and answering < len(now.targets):
         return yes(Reason.WORKERS_STARTING, f"{answering} of {len(now.targets)} copies answer")

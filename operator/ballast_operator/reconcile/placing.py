@@ -21,7 +21,6 @@ GATHER_SECONDS: Final = 10.0
 """How long a placement waits for workers that are still starting, so that models do not move from one to the next."""
 
 
-
 class Trigger(StrEnum):
     """Why models are placed."""
 

@@ -79,8 +79,8 @@ class Pool:
     """When figures were last written to the budget's status."""
     model_figures_at: dict[str, float] = field(default_factory=dict)
     deleting_since: float | None = None
-    too_many: bool = False
-    """The pool has more models or endpoints than get a Service each."""
+    crowded: str = ""
+    """Why models of the pool get no Service each, where there are too many of them."""
 
     async def close(self) -> None:
         """Stop what runs in the background for the pool."""

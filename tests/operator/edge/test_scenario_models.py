@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.fake_worker import MIB
-from helpers.operator_rig import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES, Rig
+from helpers.operator_rig import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES, Rig, rig
 
 from ballast_contract.v1 import control_pb2 as pb
 
@@ -304,3 +304,24 @@ async def test_names_that_name_a_service_are_accepted_and_others_refused(bare: R
         return
     with pytest.raises(Exception, match=f"metadata.name '{name}' "):
         await bare.model(name)
+
+
+async def test_a_pool_with_too_many_models_keeps_its_own_address(server, operator_config):
+    async with rig(server.kubeconfig, operator_config, max_model_services=2) as pool:
+        pool.start_operator()
+        await pool.budget()
+        for name in ("one", "two"):
+            await pool.model(name)
+            await pool.until_condition(MODELS, name, "Ready", "True")
+        assert await pool.get(SERVICES, "one") is not None
+        await pool.model("three")
+        message = await pool.until_condition(BUDGETS, "default", "Degraded", "True", "TooManyEndpoints")
+        assert "call them at default-pool" in message
+
+        async def only_the_pool_s() -> bool:
+            return {s["metadata"]["name"] for s in await pool.list(SERVICES)} == {"default-pool", "default-workers"}
+
+        await pool.until(only_the_pool_s)
+        await pool.until_condition(MODELS, "three", "Ready", "True")
+        await pool.delete(MODELS, "two")
+        await pool.until(lambda: pool.get(SERVICES, "three"))

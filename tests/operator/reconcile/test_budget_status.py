@@ -221,3 +221,9 @@ def test_no_workers_wanted_and_paused(build: Builder):
 def test_dropped_fields_are_degraded(build: Builder):
     now = situation(build.worker("a", state=state()), unknown_fields=["unknown key 'spec.x'"])
     assert said(now)["Degraded"] == ("True", "UnknownField")
+
+
+def test_a_pool_with_too_many_models_for_a_service_each_says_where_to_call(build: Builder):
+    now = situation(build.worker("a", state=state()), crowded="call them at default-pool")
+    assert said(now)["Degraded"] == ("True", "TooManyEndpoints")
+    assert said(now)["Ready"] == ("True", "Ready")
