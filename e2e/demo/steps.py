@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import time
@@ -67,7 +68,7 @@ def _stream(say: Say, *command: str) -> None:
 
 def build_models(say: Say) -> None:
     """Make the sample bundles from real weights; what is up to date is kept."""
-    _stream(say, sys.executable, "-m", "e2e.samples.models.build", "--out", str(MODELS), "--variants", "5")
+    _stream(say, sys.executable, "-m", "e2e.samples.models.build", "--out", str(MODELS), "--variants", "8")
 
 
 def start_cluster(say: Say) -> None:
@@ -288,13 +289,17 @@ def fragmentation(kube: Kube, *, namespace: str = NAMESPACE) -> dict[str, dict[s
     return found
 
 
-def churn(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Pairs of models to call, in an order in which holes of different sizes come about: strides through the list."""
-    count = len(names)
-    for stride in range(1, 6 * count):
-        step = stride if math.gcd(stride, count) == 1 else stride + 1
-        order = [names[(n * step + stride) % count] for n in range(count)]
-        yield from (order[n : n + 2] for n in range(0, count, 2))
+def churn(names: Sequence[str], *, seed: int = 0) -> Iterator[Sequence[str]]:
+    """What to call, a few at a time: some models often and others seldom, and every now and then the other way round.
+
+    The popular ones keep their places on the device, and what comes and goes between them leaves holes.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a repeatable order, no secret
+    for _ in range(12):
+        order = rng.sample(names, len(names))
+        weights = [1 / (1 + rank) for rank in range(len(order))]
+        for _ in range(8):
+            yield rng.choices(order, weights, k=3)
 
 
 def fragment(kube: Kube, say: Say, *, namespace: str = NAMESPACE, above: float = 0.2) -> dict[str, dict[str, float]]:
