@@ -285,6 +285,7 @@ def fragmentation(kube: Kube, *, namespace: str = NAMESPACE) -> dict[str, dict[s
             "fragmentation": values["worker_device_memory_fragmentation"],
             "loads": values["worker_weight_loads_total"],
             "evictions": values["worker_weight_evicts_total"],
+            "moved": values["worker_compaction_moved_bytes_total"],
         }
     return found
 
