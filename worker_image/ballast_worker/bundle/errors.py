@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 Reason = Literal["BundleInvalid", "SourceNotFound", "SourceChanged"]
-
-REASONS: tuple[str, ...] = get_args(Reason)
 
 
 class BundleError(Exception):
