@@ -17,7 +17,6 @@ import os
 import sys
 import time
 
-from ballast_contract import quantities
 from e2e.demo import steps
 from e2e.demo.kube import Kube, StepError, is_local, local_environment
 
@@ -113,9 +112,8 @@ def show(*, local: bool) -> None:
                 f"{worker}: largest free block {mebibytes(figures['largest'])} -> {mebibytes(after[worker]['largest'])}, "
                 f"fragmentation {figures['fragmentation']:.0%} -> {after[worker]['fragmentation']:.0%}"
             )
-    print(
-        f"Compaction: {mebibytes(quantities.parse_api(str(compaction['moved'])))} moved within the devices, {compaction['reloadedModels']} models reloaded"
-    )
+    moved = sum(after[worker]["moved"] - before[worker]["moved"] for worker in before if worker in after)
+    print(f"Compaction: {mebibytes(moved)} moved within the devices, {compaction['reloadedModels']} models reloaded")
     if local:
         print('\nLook around:  eval "$(e2e/cluster/cluster env)"; kubectl get inferencemodels -n ballast-demo -o wide')
         print("Remove it:    make demo-down")
