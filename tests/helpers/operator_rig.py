@@ -166,7 +166,7 @@ class Rig:
         self.collector = True
         """What belongs to an object that is gone goes too, as the garbage collector would have it."""
         self.nodes = itertools.cycle(["node-a", "node-b"])
-        self._kubeconfig = kubeconfig
+        self.kubeconfig = kubeconfig
         self._addresses = itertools.count(1)
         self._operators: list[RunningOperator] = []
         self._kubelet_task: asyncio.Task[None] | None = None
@@ -178,7 +178,7 @@ class Rig:
         arguments = Arguments(
             command="run",
             namespaces=(self.namespace,),
-            kubeconfig=self._kubeconfig,
+            kubeconfig=self.kubeconfig,
             context=None,
             lease_namespace=self.namespace,
             lease_name="ballast-operator",
@@ -257,7 +257,7 @@ class Rig:
             {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
             {"apiGroups": ["ballast.dev"], "resources": ["*"], "verbs": ["get", "list"]},
         ]
-        return await operator_kubeconfig(self._admin, self._kubeconfig.parent, name="powerless", rules=rules)
+        return await operator_kubeconfig(self._admin, self.kubeconfig.parent, name="powerless", rules=rules)
 
     def release(self, worker_image: str) -> None:
         """Operators started from now on were installed with another worker image."""

@@ -12,6 +12,7 @@ from ballast_operator.api.weightbudget import CompactionMode, WeightBudgetSpec
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS
+from ballast_operator.fleet.link import Link
 from ballast_operator.placement.cadence import compaction_due
 from ballast_operator.reconcile import assigning, budget_status, commands, crew, deletion, demand, naming, placing, pods
 from ballast_operator.reconcile.bundles import Bundles
@@ -135,7 +136,8 @@ class BudgetReconciler:
         pool.draining = frozenset(pod.uid for pod in plan.drain)
         await crew.carry_out(world, obj, pool, template, plan, by=key)
         await crew.drop_old_configs(world, obj, template, crew.members(world, obj), by=key)
-        return [max(0.5, pool.create_after - world.clock())] if pool.creation is not None else []
+        waits = pool.create_after - world.clock()
+        return [max(0.5, waits)] if waits > 0 or pool.creation is not None else []
 
     async def _models(
         self,
@@ -165,11 +167,10 @@ class BudgetReconciler:
         timers.append(drained)
         crew.release_idle(world, pool, now, holding, by=key)
         asked = commands.compaction_asked(obj, pool)
-        ready = [link for w in budget_status.ready_workers(list(now)) if (link := world.fleet.link(w.uid)) is not None]
-        if asked and ready:
+        ready = self._serving(obj) if asked else []
+        if ready:
             mode = commands.mode_asked(spec.placement.compaction.mode)
-            compaction = commands.plan_compaction(mode, ready, workers=None, asked=asked)
-            commands.start_compaction(world, obj, pool, compaction)
+            commands.start_compaction(world, obj, pool, commands.plan_compaction(mode, ready, asked=asked))
         self._judge_size(key, pool, models)
         assigning.note_obstacles(world, pool, models, now)
         return [timer for timer in timers if timer is not None]
@@ -209,22 +210,28 @@ class BudgetReconciler:
             note = f"{len(packing.assignments)} models placed, {len(packing.moved)} moved ({cause.value})"
             world.events.post(obj, BUDGETS.kind, "Normal", Reason.REPACKED, "Repack", note)
         await demand.store(world, obj, pool, by=key)
+        if cause is not placing.Trigger.START:
+            self._compact_after(obj, pool, spec, packing.changed_workers)
+
+    def _compact_after(self, obj: Object, pool: Pool, spec: WeightBudgetSpec, changed_workers: Sequence[str]) -> None:
+        """Compact the workers whose models a repack changed, when it is time; those that serve nothing yet are whole."""
         compaction = spec.placement.compaction
-        enabled = compaction.mode is not CompactionMode.DISABLED
+        links = [link for link in self._serving(obj) if link.member.name in changed_workers]
         pool.repacks_since_compaction, fire = compaction_due(
             pool.repacks_since_compaction,
-            enabled=enabled,
+            enabled=compaction.mode is not CompactionMode.DISABLED,
             every=compaction.every_repacks,
-            changed=bool(packing.changed_workers),
+            changed=bool(links),
         )
         if fire and pool.compaction is None:
-            links = [
-                link
-                for link in world.fleet.links()
-                if link.member.budget == key.name and link.member.namespace == key.namespace
-            ]
-            planned = commands.plan_compaction(compaction.mode, links, workers=packing.changed_workers)
-            commands.start_compaction(world, obj, pool, planned)
+            planned = commands.plan_compaction(compaction.mode, links)
+            commands.start_compaction(self._world, obj, pool, planned)
+
+    def _serving(self, obj: Object) -> list[Link]:
+        """The connections to workers that answer calls."""
+        now = crew.crew_of(self._world, crew.members(self._world, obj))
+        links = (self._world.fleet.link(w.uid) for w in budget_status.ready_workers(list(now)))
+        return [link for link in links if link is not None]
 
     def _judge_size(self, key: Key, pool: Pool, models: Sequence[Model]) -> None:
         """Above some number of models or endpoints a pool keeps its own address only: proxies of every node pay for each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,13 +65,10 @@ def mode_asked(mode: CompactionMode) -> CompactionMode:
     return CompactionMode.MOVE if mode is CompactionMode.DISABLED else mode
 
 
-def plan_compaction(
-    mode: CompactionMode, links: Sequence[Link], *, workers: Collection[str] | None, asked: str = ""
-) -> Compaction:
-    """The compaction of these workers (names; None: all). With `preload` each reloads what it is assigned."""
-    chosen = [link for link in links if workers is None or link.member.name in workers]
-    reload = {link.member.uid: _largest_first(link) for link in chosen} if mode is CompactionMode.PRELOAD else {}
-    return Compaction(mode, chosen, reload, asked)
+def plan_compaction(mode: CompactionMode, links: Sequence[Link], *, asked: str = "") -> Compaction:
+    """The compaction of these workers. With `preload` each reloads what it is assigned."""
+    reload = {link.member.uid: _largest_first(link) for link in links} if mode is CompactionMode.PRELOAD else {}
+    return Compaction(mode, links, reload, asked)
 
 
 def start_compaction(world: World, budget: Object, pool: Pool, compaction: Compaction) -> None:

@@ -28,6 +28,7 @@ from ballast_operator.reconcile.writing import delete, ensure
 logger = logging.getLogger(__name__)
 
 _CREATE_AGAIN_SECONDS: Final = 15.0
+_MOST_PATIENT_SECONDS: Final = 60.0
 _BATCH: Final = 20
 
 
@@ -59,6 +60,11 @@ def crew_of(world: World, found: Sequence[Pod], *, leaving: frozenset[str] = fro
 async def carry_out(world: World, budget: Object, pool: Pool, template: Template, plan: PodPlan, *, by: Key) -> None:
     """Delete and create pods."""
     namespace, uid = budget["metadata"]["namespace"], budget["metadata"]["uid"]
+    if any(pod.finished for pod, _ in plan.delete):  # pods that a node turns away at once would be made without end
+        pool.failed_in_a_row += 1
+        pool.create_after = world.clock() + min(_MOST_PATIENT_SECONDS, 2.0**pool.failed_in_a_row)
+    elif plan == PodPlan():
+        pool.failed_in_a_row = 0
     for pod, cause in plan.delete:
         held = world.caches[PODS].get(namespace, pod.name)
         if held is None or held["metadata"]["uid"] != pod.uid:

@@ -72,6 +72,8 @@ class Pool:
     """The namespace is being deleted: no worker comes after those that end now, so none of them waits for one."""
     creation: Trouble | None = None
     create_after: float = 0.0
+    failed_in_a_row: int = 0
+    """Times that pods ended for good since all was last as wanted."""
     blocked: str = ""
     conflict: str = ""
     fragmented_since: dict[str, float] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.limiter import Priority
-from ballast_operator.cluster.resources import MANAGED_BY, Resource
+from ballast_operator.cluster.resources import MANAGED_BY, MODELS, Resource
 from ballast_operator.reconcile import naming
 from ballast_operator.reconcile.conditions import Fact, keep, merge
 from ballast_operator.reconcile.events import Severity
@@ -43,6 +43,19 @@ _QUIET: Final = frozenset(
     }
 )
 """Reasons that are progress: conditions show it, no Event says it."""
+
+_POOL_TROUBLES: Final = frozenset(
+    {
+        Reason.PODS_FORBIDDEN,
+        Reason.INVALID_POD_TEMPLATE,
+        Reason.UNSCHEDULABLE,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.WORKER_CRASHED,
+        Reason.PLAN_REFUSED,
+        Reason.HEARTBEAT_STALE,
+    }
+)
+"""What the Events of the budget say once; its models, which may be many, show it in their conditions."""
 
 
 async def ensure(world: World, resource: Resource, body: Object, *, uid: str, by: Key) -> str:
@@ -139,7 +152,8 @@ def announce(
         if before is not None and (before.status, before.reason) == (fact.status, fact.reason):
             continue
         severity = _severity(type_, before, fact)
-        if severity is not None:
+        told_by_budget = kind == MODELS.kind and fact.reason in _POOL_TROUBLES
+        if severity is not None and not told_by_budget:
             note = fact.message or f"{type_} is {fact.status}"
             world.events.post(obj, kind, severity, fact.reason, type_, note)
 

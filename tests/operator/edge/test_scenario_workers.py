@@ -409,3 +409,23 @@ async def test_a_paused_budget_is_left_alone(pool: Rig):
         return len(await pool.pods()) == 2
 
     await pool.until(grown)
+
+
+async def test_a_pod_that_a_node_turned_away_is_replaced_without_haste(pool: Rig):
+    pool.kubelet = False
+    await pool.budget()
+    [first] = await pool.until(pool.pods)
+    turned_away = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU is left"}
+    await pool.set_pod_status(first["metadata"]["name"], **turned_away)
+
+    async def replaced() -> str:
+        [pod] = await pool.pods()
+        return pod["metadata"]["uid"] != first["metadata"]["uid"] and pod["metadata"]["name"]
+
+    name = await pool.until(replaced)
+    assert any(
+        "no GPU is left" in note for _, reason, note in await pool.events("default") if reason == "WorkerDeleted"
+    )
+    pool.kubelet = True
+    await pool.until_condition(BUDGETS, "default", "Ready", "True")
+    assert [p["metadata"]["name"] for p in await pool.pods()] == [name]
