@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import grpc
 import pytest
@@ -11,7 +12,10 @@ from helpers.running_worker import assigned
 from helpers.small_bundles import pack_small
 
 from ballast_contract import names
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_worker.control import lineup
+from ballast_worker.control.service import MAX_WATCHERS
 
 CALLABLE = (pb.MODEL_PHASE_PREPARED, pb.MODEL_PHASE_LOADING, pb.MODEL_PHASE_LOADED)
 
@@ -101,6 +105,32 @@ def test_headers_are_inspected_without_building(worker, small_bundle, tmp_path):
     )
     assert other.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert other.details().startswith("SourceChanged: ")
+
+
+def test_a_store_that_hangs_holds_no_caller_beyond_its_deadline(worker, small_bundle, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(lineup, "inspect", lambda *_: answers.wait(60))
+    try:
+        found = worker.worker.desk.inspect(f"file://{small_bundle.path}", "", timeout=0.0)
+    finally:
+        answers.set()
+    assert found.reason is Reason.DEADLINE_EXCEEDED
+
+
+def test_a_place_for_a_watcher_is_free_again_when_one_has_gone(worker):
+    streams = [worker.control.Watch(pb.WatchRequest()) for _ in range(MAX_WATCHERS)]
+    for stream in streams:
+        next(stream)
+    error = refused(lambda _: next(worker.control.Watch(pb.WatchRequest())), None)
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    for stream in streams:
+        stream.cancel()
+    while True:  # the server notices within a heartbeat
+        try:
+            next(worker.control.Watch(pb.WatchRequest()))
+        except grpc.RpcError:
+            continue
+        break
 
 
 @pytest.fixture

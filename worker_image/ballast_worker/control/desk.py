@@ -81,9 +81,12 @@ class Desk:
             if epoch > self._assignment.epoch:
                 self._keep(self._assignment.with_epoch(epoch))
 
-    def inspect(self, uri: str, digest: str) -> Bundle:
-        """See `Controlled.inspect`."""
-        return self._lineup.inspect(uri, digest).result()
+    def inspect(self, uri: str, digest: str, timeout: float) -> Bundle | Refusal:
+        """See `Controlled.inspect`. A file system that hangs holds a thread of the inspectors, never one of the server."""
+        future = self._lineup.inspect(uri, digest)
+        found = _result(future, timeout, "the headers are not read yet, and")
+        future.cancel()
+        return found
 
     def assign(self, request: pb.ApplyAssignmentRequest) -> tuple[int, dict[str, Failure]]:
         """See `Controlled.assign`. Written to disk before it is answered; assignments are taken one at a time."""
@@ -116,14 +119,14 @@ class Desk:
         parts.engine.add(servable(spec, view.serving), done.set_result)
         refusal = _result(done, timeout, "the change is under way, but")
         if refusal is None:
-            known: Future[None] = Future()
+            known: Future[Refusal | None] = Future()
 
             def remember() -> None:
                 self._lineup.override(name, spec)
                 known.set_result(None)
 
             self._post(remember)
-            known.result(timeout)
+            return _result(known, timeout, "the change was made, but")
         return refusal
 
     def model_state(self, name: str) -> pb.ModelState:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NoReturn, Protocol
 
@@ -59,7 +60,7 @@ class Controlled(Protocol):
         """Remember a higher epoch, before anything is done for it."""
         ...
 
-    def inspect(self, uri: str, digest: str) -> Bundle:
+    def inspect(self, uri: str, digest: str, timeout: float) -> Bundle | Refusal:
         """Read a bundle's headers. Raises BundleError."""
         ...
 
@@ -97,28 +98,29 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     def __init__(self, worker: Controlled, feed: Feed) -> None:
         self._worker, self._feed = worker, feed
-        self._watchers = 0
+        self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.WatchResponse]:  # noqa: N802
         """See the service."""
         self._admit(context, request.epoch, changes=False)
-        if self._watchers >= MAX_WATCHERS:
+        if not self._watchers.acquire(blocking=False):
             self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} watchers are connected already")
-        self._watchers += 1
         try:
             yield from self._feed.watch(
                 instance_id=request.instance_id, sequence=request.sequence, active=context.is_active
             )
         finally:
-            self._watchers -= 1
+            self._watchers.release()
 
     def Inspect(self, request: pb.InspectRequest, context: grpc.ServicerContext) -> pb.InspectResponse:  # noqa: N802
         """See the service."""
         self._admit(context, request.epoch, changes=False)
         try:
-            bundle = self._worker.inspect(request.uri, request.digest)
+            bundle = self._worker.inspect(request.uri, request.digest, _timeout(context))
         except BundleError as error:
             self._abort(context, _code(Reason(error.reason)), f"{error.reason}: {error}")
+        if isinstance(bundle, Refusal):
+            self._refuse(context, bundle)
         return pb.InspectResponse(
             digest=bundle.digest,
             name=bundle.manifest.name,
