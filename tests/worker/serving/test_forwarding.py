@@ -179,3 +179,15 @@ def test_a_connection_that_the_other_worker_closed_is_replaced(make_server, affi
     result = client.infer("far", [tensor(tritonclient.http)])
     np.testing.assert_allclose(result.as_numpy("y"), affine.expected(X)[0], rtol=1e-6, atol=1e-6)
     client.close()
+
+
+def test_a_fault_while_a_request_is_passed_on_is_an_answer(way):
+    way.catalog.table["impossible place"] = Elsewhere((Endpoint("no host\udc80", 1, 1),))
+    connection = http.client.HTTPConnection(way.http, timeout=30)
+    connection.request("GET", "/v2/models/impossible%20place")
+    answer = connection.getresponse()
+    assert answer.status == 500
+    assert "log" in json.loads(answer.read())["error"]
+    connection.request("GET", "/v2/health/live")  # and the connection serves on
+    assert json.loads(connection.getresponse().read()) == {"live": True}
+    connection.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Final
@@ -24,6 +25,8 @@ from ballast_worker.serving.service import Service, forward_timeout, moving
 from ballast_worker.serving.signature import Request
 from ballast_worker.serving.status import http_status, retry_after
 from ballast_worker.serving.tensors import RequestError
+
+_log = logging.getLogger(__name__)
 
 _FORWARDED: Final = FORWARDED_HEADER.encode()
 _SWEEP_SECONDS: Final = 5.0
@@ -125,7 +128,7 @@ class HttpServer:
         if isinstance(found, Refusal):
             refuse(exchange, found)
         elif isinstance(found, Elsewhere):
-            self._spawn(self._forward(exchange, route.model, found))
+            self._spawn(exchange, self._forward(exchange, route.model, found))
         elif route.operation is Operation.MODEL_METADATA:
             signature = self._service.signature(route.model, found.manifest)
             exchange.respond_json(200, metadata.model(route.model, signature))
@@ -138,10 +141,10 @@ class HttpServer:
             if is_plain(coding):
                 self._infer(exchange, route, found, exchange.request.body)
             else:
-                self._spawn(self._inflate(exchange, route, found, coding))
+                self._spawn(exchange, self._inflate(exchange, route, found, coding))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(_see_through(exchange, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -171,7 +174,7 @@ class HttpServer:
             return
         found = self._service.find(route.model, route.version, forwarded=forwarded)
         if isinstance(found, Elsewhere):
-            self._spawn(self._forward(exchange, route.model, found))
+            self._spawn(exchange, self._forward(exchange, route.model, found))
         else:
             refuse(exchange, found if isinstance(found, Refusal) else moving(route.model))
 
@@ -196,6 +199,16 @@ class HttpServer:
             fail(exchange, error.status, str(error))
         else:
             self._infer(exchange, route, here, body)
+
+
+async def _see_through(exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+    """Do the work; a fault of ours is an answer too, and not a client that waits for ever."""
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - whatever it is, the client waits
+        _log.exception("a request for %s could not be answered", exchange.request.target.decode("latin-1"))
+        if exchange.answer is None:
+            fail(exchange, 500, "the worker failed to answer this request; its log has the reason")
 
 
 def fail(exchange: Exchange, status: int, message: str, *, headers: Sequence[str] = ()) -> None:
