@@ -237,3 +237,25 @@ def test_a_request_that_never_ends_is_ended_and_a_forwarded_one_that_takes_too_l
     assert message == "the worker that has model 'cold' did not answer within 1 s"
     endless.socket.close()
     forwarded.socket.close()
+
+
+@pytest.mark.parametrize("fault", ["find", "submit", "encode"])
+def test_a_fault_of_ours_is_answered_and_logged_and_the_connection_serves_on(
+    small, wire, affine, fault, monkeypatch, caplog
+):
+    def fail(*_, **__):
+        raise RuntimeError("a fault that nobody foresaw")
+
+    match fault:
+        case "find":
+            monkeypatch.setattr(small.catalog, "find", fail)
+        case "submit":
+            monkeypatch.setattr(small.rig.engine, "submit", fail)
+        case "encode":
+            monkeypatch.setattr("ballast_worker.serving.http_codec.encode", fail)
+    wire.send(post())
+    assert "its log has the reason" in error(wire.answer(), 500)
+    assert "a fault that nobody foresaw" in caplog.text
+    monkeypatch.undo()
+    wire.send(post())
+    check(wire.answer(), affine)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Final
 
 from ballast_contract.names import FORWARDED_HEADER
@@ -96,6 +96,10 @@ class HttpServer:
                     connection.time_out()
 
     def _handle(self, exchange: Exchange) -> None:
+        with _seen_through(exchange):
+            self._route(exchange)
+
+    def _route(self, exchange: Exchange) -> None:
         request = exchange.request
         route = routes.parse(request.target)
         if route is None:
@@ -159,10 +163,11 @@ class HttpServer:
             return
 
         def receive(outcome: Outcome) -> None:
-            if isinstance(outcome, Refusal):
-                self._refused(exchange, route, outcome)
-            else:
-                _answer(exchange, model, request, outcome)
+            with _seen_through(exchange):
+                if isinstance(outcome, Refusal):
+                    self._refused(exchange, route, outcome)
+                else:
+                    _answer(exchange, model, request, outcome)
 
         self._service.submit(model, request, receive)
 
@@ -202,9 +207,15 @@ class HttpServer:
 
 
 async def _see_through(exchange: Exchange, work: Coroutine[None, None, None]) -> None:
-    """Do the work; a fault of ours is an answer too, and not a client that waits for ever."""
-    try:
+    with _seen_through(exchange):
         await work
+
+
+@contextlib.contextmanager
+def _seen_through(exchange: Exchange) -> Iterator[None]:
+    """A fault of ours is an answer too, and not a client that waits for ever or loses its connection."""
+    try:
+        yield
     except Exception:  # noqa: BLE001 - whatever it is, the client waits
         _log.exception("a request for %s could not be answered", exchange.request.target.decode("latin-1"))
         if exchange.answer is None:
