@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -21,6 +22,7 @@ from ballast_contract.reasons import Reason
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving.catalog import Elsewhere, Endpoint
+from ballast_worker.serving.forward_grpc import GrpcForwarder
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
 PROTOCOLS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
@@ -191,3 +193,45 @@ def test_a_fault_while_a_request_is_passed_on_is_an_answer(way):
     connection.request("GET", "/v2/health/live")  # and the connection serves on
     assert json.loads(connection.getresponse().read()) == {"live": True}
     connection.close()
+
+
+class Slow(grpc.GenericRpcHandler):
+    """Has no model, and takes its time on a test's clock to say so."""
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+        self.granted: list[float] = []
+
+    def service(self, details):
+        return grpc.unary_unary_rpc_method_handler(self.answer)
+
+    async def answer(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        self.granted.append(context.time_remaining())
+        self.clock[0] += self.seconds
+        await context.abort(grpc.StatusCode.NOT_FOUND)
+
+
+async def forward_through(slow: list[Slow], clock: list[float], timeout_seconds: float) -> bytes | None:
+    servers = [grpc.aio.server(handlers=(one,)) for one in slow]
+    ports = [server.add_insecure_port("127.0.0.1:0") for server in servers]
+    forwarder = GrpcForwarder(clock=lambda: clock[0])
+    try:
+        for server in servers:
+            await server.start()
+        endpoints = [Endpoint("127.0.0.1", 1, port) for port in ports]
+        return await forwarder.forward(endpoints, "/x/Y", b"", timeout_seconds=timeout_seconds)
+    finally:
+        await forwarder.close()
+        for server in servers:
+            await server.stop(None)
+
+
+def test_all_workers_that_are_asked_share_one_deadline():
+    clock = [0.0]
+    slow = [Slow(clock, 60.0), Slow(clock, 0.0)]
+    assert asyncio.run(forward_through(slow, clock, 100.0)) is None
+    assert slow[1].granted[0] < 50.0
+    slow = [Slow(clock, 101.0), Slow(clock, 0.0)]
+    with pytest.raises(TimeoutError):
+        asyncio.run(forward_through(slow, clock, 100.0))
+    assert slow[1].granted == []

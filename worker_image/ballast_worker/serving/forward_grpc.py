@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import grpc
@@ -22,7 +23,8 @@ _ELSEWHERE: Final = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE)
 class GrpcForwarder:
     """Calls to other workers. Belongs to the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._channels: OrderedDict[Endpoint, grpc.aio.Channel] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -31,13 +33,24 @@ class GrpcForwarder:
     ) -> bytes | None:
         """The answer of the first endpoint that has the model; None when none of them does or can be reached.
 
+        Args:
+            endpoints: whom to ask, best first.
+            method: the full name of the method.
+            message: of the call, serialised.
+            timeout_seconds: for all of them together.
+
         Raises:
-            grpc.aio.AioRpcError: what the other worker refused with.
+            grpc.aio.AioRpcError: what the other worker refused with, or that it did not answer in time.
+            TimeoutError: the time is over, and there is another worker to ask.
         """
+        deadline = self._clock() + timeout_seconds
         for endpoint in endpoints:
+            left = deadline - self._clock()
+            if left <= 0:
+                raise TimeoutError
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel(endpoint).unary_unary(method)
             try:
-                answer: bytes = await call(message, timeout=timeout_seconds, metadata=((FORWARDED_HEADER, "1"),))
+                answer: bytes = await call(message, timeout=left, metadata=((FORWARDED_HEADER, "1"),))
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _ELSEWHERE:
                     raise

@@ -20,7 +20,7 @@ from ballast_worker.serving.call import Outcome
 from ballast_worker.serving.catalog import Elsewhere, Here
 from ballast_worker.serving.forward_grpc import GrpcForwarder
 from ballast_worker.serving.metadata import VERSION
-from ballast_worker.serving.service import Service, moving
+from ballast_worker.serving.service import Service, forward_timeout, moving
 from ballast_worker.serving.status import grpc_status, retry_after
 from ballast_worker.serving.tensors import RequestError
 
@@ -154,13 +154,16 @@ class GrpcServer(grpc.GenericRpcHandler):
 
     async def _forward(self, found: Elsewhere, method: str, model: str, message: bytes, context: Context) -> bytes:
         remaining = context.time_remaining()
+        seconds = self._timeout_seconds if remaining is None else remaining
         try:
             answer = await self._forwarder.forward(
                 found.endpoints,
                 f"/{OIP_SERVICE}/{method}",
                 message,
-                timeout_seconds=self._timeout_seconds if remaining is None else remaining,
+                timeout_seconds=seconds,
             )
+        except TimeoutError:
+            await _refuse(context, forward_timeout(model, seconds))
         except grpc.aio.AioRpcError as error:
             trailing = tuple((key, value) for key, value in error.trailing_metadata() if key == RETRY_AFTER)
             await context.abort(error.code(), error.details() or "", trailing)
