@@ -175,3 +175,23 @@ def test_closing_stops_a_read_that_goes_on(tmp_path):
     store.begun.wait(10)
     loader.close()
     assert "the worker ends" in store.stopped[0]
+
+
+def test_what_fails_with_nobody_waiting_for_it_is_logged(tmp_path, caplog):
+    class Unkind(Store):
+        def unkeep(self, bundle):
+            raise OSError("no such lock")
+
+    class Stuck(Transfer):
+        def close(self):
+            raise OSError("no such file")
+
+    posts = queue.SimpleQueue()
+    loader = ThreadedLoader(memory=Memory(), store=Unkind(1), post=posts.put, file_threads=1)
+    bundle = random_bundle(tmp_path / "a", 256)
+    loader.discard(Stuck())
+    loader.unkeep(bundle)
+    loader.fetch(bundle, keep=False, done=lambda *_: None)
+    posts.get(timeout=10)
+    loader.close()
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["no such file", "no such lock"]

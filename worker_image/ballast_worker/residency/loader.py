@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -16,6 +17,8 @@ from typing import Protocol
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.memory import DeviceMemory
 from ballast_worker.host.store import HostStore, Transfer
+
+_log = logging.getLogger(__name__)
 
 
 class Loader(Protocol):
@@ -129,11 +132,13 @@ class ThreadedLoader:
 
     def discard(self, transfer: Transfer) -> None:
         """See `Loader.discard`."""
-        self._files.submit(transfer.close)
+        self._files.submit(transfer.close).add_done_callback(partial(_report, "closing a transfer"))
 
     def unkeep(self, bundle: Bundle) -> None:
         """See `Loader.unkeep`."""
-        self._files.submit(self._store.unkeep, bundle)
+        self._files.submit(self._store.unkeep, bundle).add_done_callback(
+            partial(_report, f"letting go of the kept copy of {bundle.manifest.name}")
+        )
 
     def close(self) -> None:
         """End the threads, when the device thread has ended: reads stop at once, a copy runs to its end, the rest is
@@ -168,3 +173,9 @@ class ThreadedLoader:
         except Exception as error:  # noqa: BLE001 - likewise
             return error
         return None
+
+
+def _report(what: str, future: Future[None]) -> None:
+    """Log the failure of work that nobody waits for."""
+    if not future.cancelled() and (error := future.exception()) is not None:
+        _log.error("%s failed", what, exc_info=error)
