@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 
@@ -150,3 +151,16 @@ def test_only_the_last_of_several_changes_counts(make_rig, affine, affine_v2):
     assert results["first"].reason is Reason.NOT_REQUESTED
     assert results["second"] is None
     check(rig.submit("m", rows(1), batch=1), affine_v2, rows(1))
+    assert rig.engine._loading == {}
+
+
+def test_nothing_is_remembered_of_names_that_came_and_went(rig, affine, tmp_path):
+    broken = replace(affine, programs=[replace(one, file=tmp_path / "gone") for one in affine.programs])
+    for index in range(3):
+        assert rig.add(f"good {index}", affine) is None
+        assert rig.add(f"bad {index}", broken) is not None
+        gone = threading.Event()
+        rig.engine.remove(f"good {index}", gone.set)
+        rig.engine.remove("never there", lambda: None)
+        assert gone.wait(30)
+    assert rig.engine._loading == {}

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -81,7 +81,10 @@ class DeviceEngine:
         self._lock = threading.Lock()
         self._admitting = True
         self._closed = False
-        self._changes: Counter[str] = Counter()  # how often a name was added or removed: only the last one counts
+        # The last addition of each name whose executables are being loaded; only that one is installed. A number is given
+        # once, so that a load which ends after its name was removed and added again is not taken for the later one.
+        self._loading: dict[str, int] = {}
+        self._additions = itertools.count()
 
     def start(self, residency: Residency) -> None:
         """Begin to serve: starts the device thread. Once."""
@@ -109,16 +112,16 @@ class DeviceEngine:
         """
         name = model.resident.name
         with self._lock:
-            self._changes[name] += 1
             if self._admitting:
-                self._loaders.submit(self._load, model, self._changes[name], done)
+                addition = self._loading[name] = next(self._additions)
+                self._loaders.submit(self._load, model, addition, done)
                 return
         done(refusals.draining())
 
     def remove(self, name: str, done: _Action) -> None:
         """See `Engine.remove`. After the end of the engine, `done` is called at once, on the caller's thread."""
         with self._lock:
-            self._changes[name] += 1
+            self._loading.pop(name, None)
             if not self._closed:
                 self._inbox.put(lambda: self._dispatcher.remove(name, done))
                 return
@@ -173,17 +176,27 @@ class DeviceEngine:
         """See `Listener.changed`."""
         self._dispatcher.changed(model)
 
-    def _load(self, model: ServableModel, change: int, done: Callable[[Refusal | None], None]) -> None:
+    def _settle(self, name: str, addition: int) -> bool:
+        """A load has ended: whether nothing came after it."""
+        with self._lock:
+            if self._loading.get(name) != addition:
+                return False
+            del self._loading[name]
+            return True
+
+    def _load(self, model: ServableModel, addition: int, done: Callable[[Refusal | None], None]) -> None:
         """On a loader thread: bring executables into the process, then the version to the device thread."""
         name = model.resident.name
         served = self._dispatcher.served.get(name)
         try:
             version = load_version(model, self._device, served.current.files if served is not None else {})
         except ProgramUnusableError as error:
+            self._settle(name, addition)
             refusal = error.refusal
             self.post(lambda: done(refusal))
             return
         except Exception as error:  # noqa: BLE001 - `done` has to be called, whatever the runtime raises
+            self._settle(name, addition)
             _log.exception("the executables of model %s could not be loaded", name)
             failure = Refusal(
                 Reason.LOAD_FAILED_PERMANENT, f"the executables of model '{name}' cannot be loaded: {error}"
@@ -192,8 +205,8 @@ class DeviceEngine:
             return
 
         def install() -> None:
-            with self._lock:
-                current = self._changes[name] == change
+            # On the device thread, where a removal that comes now is carried out afterwards.
+            current = self._settle(name, addition)
             done(self._dispatcher.install(version) if current else refusals.superseded(name))
 
         self.post(install)
