@@ -284,4 +284,6 @@ def test_the_table_is_aligned_and_holds_every_line_the_total_and_the_budget() ->
     for row, line in zip(rows, plan.lines, strict=False):
         assert row[:column].split()[-1] == str(line.nbytes)
     assert "accounted but not reserved on cpu" in render(plan)
+    assert "executables of 1 model, measured" in render(plan)
+    assert "0 pinned models" in render(plan)
     assert refusal(make_plan(inputs(MIB, models=pinned(GIB)))) in render(make_plan(inputs(MIB, models=pinned(GIB))))

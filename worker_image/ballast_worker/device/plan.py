@@ -213,16 +213,20 @@ def _lines(
     least_slack = needs.minimum - needs.fixed - needs.everything
     return (
         PlanLine(CONTEXT, context, context, "driver and libraries, measured; copy buffers", ""),
-        PlanLine(CODE, inputs.code, inputs.code, f"executables of {len(inputs.models)} models, measured", ""),
+        PlanLine(CODE, inputs.code, inputs.code, f"executables of {_count(len(inputs.models), 'model')}, measured", ""),
         PlanLine(SCRATCH, needs.scratch, needs.scratch, scratch_source, "device.scratch"),
         *(
             PlanLine(line.name, size, line.unit * line.minimum, f"declared by {line.model}, units of {line.unit}", "")
             for line, size in zip(inputs.declared, declared, strict=True)
         ),
-        PlanLine(PINNED, needs.pinned, needs.pinned, f"{pinned} pinned models", "residency"),
+        PlanLine(PINNED, needs.pinned, needs.pinned, _count(pinned, "pinned model"), "residency"),
         PlanLine(ON_DEMAND, on_demand, needs.largest, "the remainder", "device.weights.maxPercent"),
         PlanLine(SLACK, slack, least_slack, "kept free", "device.weights.slackPercent"),
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _knobs(inputs: PlanInputs, needs: Needs) -> tuple[Knob, ...]:
