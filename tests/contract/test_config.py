@@ -32,12 +32,12 @@ def test_the_environment_wins_over_the_file(tmp_path):
     ("text", "message"),
     [
         ("devise: {budget: 1g}", "unknown key 'devise': did you mean 'device'?"),
-        ("device: {bugdet: 1g}", "unknown key 'device.bugdet': did you mean 'budget'?"),
+        ("device: {bugdet: 1g}", "unknown key 'device.bugdet': did you mean 'device.budget'?"),
         (
             "device: {weights: {slakPercent: 3}}",
-            "unknown key 'device.weights.slakPercent': did you mean 'slackPercent'?",
+            "unknown key 'device.weights.slakPercent': did you mean 'device.weights.slackPercent'?",
         ),
-        ("models: [{name: a, uri: file:///a, residencey: device}]", "did you mean 'residency'?"),
+        ("models: [{name: a, uri: file:///a, residencey: device}]", "did you mean 'models.0.residency'?"),
         ("mem_fraction: 0.9", "its name here is device.budget"),
         ("device: {budget: 1 parsec}", "is not a size"),
         ("device: {weights: {maxPercent: 101}}", "less than or equal to 100"),

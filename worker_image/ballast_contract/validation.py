@@ -38,12 +38,15 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def unknown_key(path: str, key: str, known: Iterable[str]) -> str:
     """One sentence about a key that does not exist at `path` (empty for the top)."""
-    where = f"{path}.{key}" if path else key
+    below = f"{path}." if path else ""
+    where = below + key
     if key in RENAMED:
         return f"unknown key '{where}': its name here is {RENAMED[key]}"
     known = sorted(known)
     hint = nearest(key, known)
-    return f"unknown key '{where}': " + (f"did you mean '{hint}'?" if hint else f"known keys are {', '.join(known)}")
+    return f"unknown key '{where}': " + (
+        f"did you mean '{below}{hint}'?" if hint else f"known keys are {', '.join(known)}"
+    )
 
 
 def describe(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> str:

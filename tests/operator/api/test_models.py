@@ -134,7 +134,7 @@ def test_a_model_name_that_no_path_could_carry_is_refused(name):
     ("spec", "words"),
     [
         ({"residencyy": "device"}, "unknown key 'residencyy': did you mean 'residency'?"),
-        ({"batching": {"maxsize": 3}}, "unknown key 'batching.maxsize': did you mean 'maxSize'?"),
+        ({"batching": {"maxsize": 3}}, "unknown key 'batching.maxsize': did you mean 'batching.maxSize'?"),
         ({"source": {"uri": "pvc://m/a", "replicas": 1}}, "unknown key 'source.replicas': known keys are digest, uri"),
         ({"pin_to_gpu": True}, "unknown key 'pin_to_gpu': its name here is residency: device"),
     ],

@@ -192,8 +192,8 @@ async def test_a_field_that_the_api_server_dropped_is_named_with_the_nearest(poo
     annotation = {"metadata": {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": applied}}}
     await pool.client.patch(MODELS, pool.namespace, "minilm", annotation)
     message = await pool.until_condition(MODELS, "minilm", "Degraded", "True", "UnknownField")
-    assert "unknown key 'spec.residancy': did you mean 'residency'?" in message
-    assert "unknown key 'spec.batching.maxSizes': did you mean 'maxSize'?" in message
+    assert "unknown key 'spec.residancy': did you mean 'spec.residency'?" in message
+    assert "unknown key 'spec.batching.maxSizes': did you mean 'spec.batching.maxSize'?" in message
     assert (await pool.condition(MODELS, "minilm", "Accepted"))[0] == "True"
 
 

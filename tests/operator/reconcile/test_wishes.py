@@ -110,8 +110,8 @@ def applied(text: str) -> dict:
 def test_dropped_fields_are_named_at_their_place(build: Builder):
     text = '{"spec": {"modelName": "a", "sourc": {}, "source": {"url": "x"}, "replica": 2, "mem_fraction": 1}}'
     found = unknown_fields(applied(text), InferenceModelSpec)
-    assert "unknown key 'spec.sourc': did you mean 'source'?" in found
-    assert "unknown key 'spec.replica': did you mean 'replicas'?" in found
+    assert "unknown key 'spec.sourc': did you mean 'spec.source'?" in found
+    assert "unknown key 'spec.replica': did you mean 'spec.replicas'?" in found
     assert any("spec.source.url" in sentence for sentence in found)
     assert any("its name here is device.budget" in sentence for sentence in found)
 
