@@ -116,7 +116,7 @@ def test_every_field_that_is_named_exists():
         text = (DOCS / "reference" / f"{kind}.md").read_text(encoding="utf-8")
         for root in ("spec", "status"):
             section = text.partition(f"\n## {root}\n")[2].partition("\n## ")[0]
-            rows = re.findall(r"^\| `([\w.\[\]]+)` \| (\w+)", section, re.MULTILINE)
+            rows = re.findall(r"^\| `([\w.\[\]]+)` \| (\S+)", section, re.MULTILINE)
             types |= {f"{root}.{field}": type_ for field, type_ in rows}
     for path in guides():
         named = re.findall(r"`((?:spec|status)\.[A-Za-z.\[\]]*\w(?:\[\])?)[`:=]", path.read_text(encoding="utf-8"))
