@@ -147,7 +147,10 @@ class RunningOperator:
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._started.set()
-        await self._process.run(self._stop)
+        try:
+            await self._process.run(self._stop)
+        finally:  # calls that were cut short end their TLS connections politely, which takes a moment
+            await asyncio.sleep(0.2)
 
 
 class Rig:

@@ -22,6 +22,7 @@ class StallingProxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self.kubeconfig = kubeconfig.with_name("stalling.kubeconfig")
 
@@ -44,8 +45,8 @@ class StallingProxy:
         self.flow()
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
+        for writer in self._writers:  # the tasks end by themselves; a cancelled one would be reported as an error
+            writer.transport.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,8 +54,10 @@ class StallingProxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        self._writers.add(writer)
         await self._flowing.wait()
         back_reader, back_writer = await asyncio.open_connection(*self._target)
+        self._writers.add(back_writer)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pass(reader, back_writer))
@@ -62,6 +65,7 @@ class StallingProxy:
         finally:
             for end in (writer, back_writer):
                 end.close()
+                self._writers.discard(end)
                 with contextlib.suppress(OSError):
                     await end.wait_closed()
 
@@ -71,4 +75,4 @@ class StallingProxy:
                 await self._flowing.wait()
                 writer.write(data)
                 await writer.drain()
-            writer.write_eof()
+            writer.close()

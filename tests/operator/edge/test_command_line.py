@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -169,6 +170,7 @@ async def test_a_leader_that_is_killed_is_followed_within_the_lease_s_time(bare:
 
 
 @pytest.mark.apiserver
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that nobody could end
 async def test_an_api_server_that_falls_silent_costs_the_lease_and_its_return_is_noticed(bare: Rig):
     """B24: packets are dropped, nothing is reset."""
     async with StallingProxy(bare.kubeconfig) as proxy:
@@ -191,3 +193,6 @@ async def test_an_api_server_that_falls_silent_costs_the_lease_and_its_return_is
         await bare.until(noticed, seconds=30)
         assert not second.lost
         assert second.health.faults() == []
+        await asyncio.to_thread(first.stop)
+        await asyncio.to_thread(second.stop)
+    gc.collect()
