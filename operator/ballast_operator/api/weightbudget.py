@@ -231,8 +231,8 @@ class Host(Spec):
     """The host memory that keeps copies of weights."""
 
     budget: SizeAutoOrUnlimited = "auto"
-    """budget is what host copies may take on each node: auto (what the memory limit and /dev/shm allow), 0, a size, or
-    unlimited."""
+    """budget is what host copies may take: of each worker with sharing none, of all workers on a node with sharing node.
+    It is auto (what the memory limit and /dev/shm allow), 0, a size, or unlimited."""
     sharing: HostSharing = HostSharing.NONE
     """sharing says who shares host copies: none (each worker has its own) or node (all workers of this pool on a node; this
     release does not set that up and answers with Accepted=False, reason InvalidSpec)."""
@@ -334,7 +334,7 @@ class PlanLine(Status):
     source: Annotated[str, pydantic.Field(max_length=253)] = ""
     """source is where the figure comes from: measured, configured, the remainder."""
     knob: Annotated[str, pydantic.Field(max_length=253)] = ""
-    """knob is the field of this object that changes it."""
+    """knob is the field that changes it: of this object, or of its models."""
 
 
 class WorkerStatus(Status):
