@@ -204,3 +204,18 @@ def test_the_kernel_takes_the_builder_before_the_worker(builder, endless_bundle,
 
     builder.build(request_for(endless_bundle), progress=look)
     assert scores == [1000]
+
+
+def test_a_program_that_would_take_more_than_the_budget_is_refused_before_it_runs(builder, small_bundle, request_for):
+    said = []
+    # Weights of 288 bytes; the first program has 64 bytes of inputs and outputs, and the second 128.
+    request = replace(request_for(small_bundle), memory_bytes=300)
+    failure = builder.build(request, progress=said.append).failure
+    assert failure.reason is Reason.INSUFFICIENT_DEVICE_MEMORY
+    assert failure.exit_code is None
+    assert "program batch=1 of" in failure.message
+    assert "(288 of weights, 64 of inputs and outputs" in failure.message
+    assert "the device budget is 300: name fewer rows in the manifest's programs, or set a larger device.budget" in (
+        failure.message
+    )
+    assert not any(text.startswith("running") for text in said)

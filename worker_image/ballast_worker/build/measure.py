@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax import export
 
+from ballast_worker.build.errors import ProgramTooLargeError
 from ballast_worker.build.executables import ArrayType, Executable, deserialize, serialize
 from ballast_worker.bundle.layout import TensorSpec, numpy_dtype
 
@@ -61,6 +62,7 @@ def compile_and_run(
     weights: int,
     zeros: Zeros,
     device: jax.Device,
+    memory_bytes: int,
     progress: Callable[[str], None],
 ) -> Run:
     """Compile a function for concrete types, serialise it, load the bytes again and run what was loaded.
@@ -71,9 +73,12 @@ def compile_and_run(
         weights: how many of the arguments are weights.
         zeros: where arguments come from.
         device: what to compile for.
+        memory_bytes: which weights, inputs, outputs and scratch may take together. Held to here on cpu alone, where device
+            memory is host memory and nothing else ends a run but the kernel; elsewhere the allocator keeps to it.
         progress: told what begins.
 
     Raises:
+        ProgramTooLargeError: on cpu, before anything is run.
         Exception: whatever the compiler or the run raises.
     """
     progress("compiling")
@@ -85,17 +90,25 @@ def compile_and_run(
     compiled = jax.jit(exported.call, keep_unused=True).lower(*types).compile()
     data = serialize(compiled)
     static = compiled.memory_analysis()
+    temporary = static.temp_size_in_bytes if static is not None else 0
     executable = deserialize(data, device)
     del compiled
+    inputs = sum(type_.nbytes for type_ in executable.arguments[weights:])
+    outputs = sum(type_.nbytes for type_ in executable.results)
+    held = sum(type_.nbytes for type_ in executable.arguments[:weights])
+    if device.platform == "cpu" and held + inputs + outputs + temporary > memory_bytes:
+        raise ProgramTooLargeError(
+            f"a run takes {held + inputs + outputs + temporary} bytes ({held} of weights, {inputs + outputs} of inputs and "
+            f"outputs, {temporary} of scratch) and the device budget is {memory_bytes}: name fewer rows in the manifest's "
+            "programs, or set a larger device.budget"
+        )
     progress("running")
     values = [zeros(type_) for type_ in executable.arguments]
     _run(executable, values)
     began = time.perf_counter()
     _run(executable, values)
     seconds = time.perf_counter() - began
-    inputs = sum(type_.nbytes for type_ in executable.arguments[weights:])
-    outputs = sum(type_.nbytes for type_ in executable.results)
-    scratch = max(static.temp_size_in_bytes if static is not None else 0, _observed(executable, values, device))
+    scratch = max(temporary, _observed(executable, values, device))
     # The CUDA runtime does not tell; what it loads is what was serialised (measured: 50 KB per program, either way).
     code = len(data) if device.platform != "cpu" else executable.code_bytes
     return Run(data, scratch, inputs + outputs, code, seconds)

@@ -68,6 +68,7 @@ def _serve(request: Mapping[str, Any], events: TextIO) -> None:
         store=Path(request["store"]),
         runtime=described,
         device=device,
+        memory_bytes=request["memoryBytes"],
         context=lambda: _context(request, device, card.used if card else None),
         emit=lambda **fields: _emit(events, **fields),
     )
@@ -88,10 +89,13 @@ def _dimensions(program: list[list[Any]]) -> Dimensions:
 
 
 def _failure(error: Exception, request: Mapping[str, Any]) -> tuple[Reason, str]:
+    from ballast_worker.build.errors import ProgramTooLargeError  # noqa: PLC0415
     from ballast_worker.bundle.errors import BundleError  # noqa: PLC0415
 
     if isinstance(error, BundleError):
         return Reason(error.reason), str(error)
+    if isinstance(error, ProgramTooLargeError):
+        return Reason.INSUFFICIENT_DEVICE_MEMORY, str(error)
     text = f"{type(error).__name__}: {error}"
     if any(mark in text for mark in _EXHAUSTED):
         return Reason.INSUFFICIENT_DEVICE_MEMORY, (

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from ballast_worker.build.builder import Dimensions
+from ballast_worker.build.errors import ProgramTooLargeError
 from ballast_worker.build.measure import Zeros, compile_and_run
 from ballast_worker.build.store import ExecutableStore, Key, Measured, Runtime
 from ballast_worker.bundle import function
@@ -30,12 +31,14 @@ def build(
     store: Path,
     runtime: Runtime,
     device: jax.Device,
+    memory_bytes: int,
     context: Callable[[], int],
     emit: Callable[..., None],
 ) -> None:
     """Build every program that the store does not have; `emit` is told of each.
 
     Raises:
+        ProgramTooLargeError: a program may not be run with so little memory; the message names it.
         BundleError: the bundle breaks a rule, or is not the one with `digest`.
         Exception: whatever the compiler or a run raises.
     """
@@ -60,16 +63,20 @@ def build(
             continue
         name = program_name(dict(dimensions))
         inputs = [port.concrete(dict(dimensions)) for port in opened.manifest.inputs]
-        run = compile_and_run(
-            exported,
-            [*weights, *inputs],
-            weights=len(weights),
-            zeros=zeros,
-            device=device,
-            progress=lambda verb, name=name, index=index: emit(  # type: ignore[misc]
-                event="progress", text=f"{verb} program {name} ({index + 1} of {len(programs)})"
-            ),
-        )
+        try:
+            run = compile_and_run(
+                exported,
+                [*weights, *inputs],
+                weights=len(weights),
+                zeros=zeros,
+                device=device,
+                memory_bytes=memory_bytes,
+                progress=lambda verb, name=name, index=index: emit(  # type: ignore[misc]
+                    event="progress", text=f"{verb} program {name} ({index + 1} of {len(programs)})"
+                ),
+            )
+        except ProgramTooLargeError as error:
+            raise ProgramTooLargeError(f"program {name} of {bundle}: {error}") from error
         measured = Measured(run.scratch_bytes, run.io_bytes, run.code_bytes, run.seconds, context())
         executables.put(key, run.data, measured)
         emit(event="built", dimensions=dimensions)
