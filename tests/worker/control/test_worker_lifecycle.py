@@ -13,6 +13,7 @@ import tritonclient.utils
 from helpers.running_worker import assigned
 from helpers.small_bundles import pack_small
 
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.control.process import StateInUseError
 from ballast_worker.control.worker import EXIT_PLAN_ANEW, EXIT_REFUSED
@@ -69,6 +70,17 @@ def test_free_memory_is_filled_ahead_of_calls_at_the_start_and_later(config_for,
     worker.until_model("a", pb.MODEL_PHASE_LOADED)
     worker.assign(assigned(four[0]), assigned(four[1]), generation=2)
     worker.until_model("b", pb.MODEL_PHASE_LOADED)
+
+
+def test_a_host_copy_that_cannot_be_kept_is_told_until_its_model_leaves(config_for, start, four):
+    worker = start(config_for(managed=True, host={"budget": "2m"}))
+    worker.assign(assigned(four[0]))
+    worker.until_model("a", pb.MODEL_PHASE_LOADED)
+    state = worker.until(lambda state: state.condition.failure.reason == Reason.SHM_FALLBACK)
+    assert state.condition.phase == pb.WORKER_PHASE_READY
+    assert "no host copy of 'a' (4 MiB) is kept" in state.condition.failure.message
+    worker.assign(generation=2)
+    worker.until(lambda state: not state.condition.HasField("failure"))
 
 
 def test_models_larger_than_the_budget_together_are_swapped(config_for, start, four):

@@ -76,9 +76,8 @@ def test_a_copy_in_transfer_does_not_go(pool, bundle, read):
     assert read(held) == packed_bytes(a)
 
 
-def test_a_model_larger_than_what_may_go_is_streamed_and_nothing_goes_for_it(pool, bundle, read):
-    told = []
-    store = pool(budget=8, on_fallback=told.append)
+def test_a_model_larger_than_what_may_go_is_streamed_and_nothing_goes_for_it(pool, bundle, read, caplog):
+    store = pool(budget=8)
     a, big = bundle("a", 4), bundle("big", 9)
     read(store.acquire(a, keep=False))
     for _ in range(2):
@@ -87,8 +86,9 @@ def test_a_model_larger_than_what_may_go_is_streamed_and_nothing_goes_for_it(poo
         assert read(transfer) == packed_bytes(big)
     assert store.has(a)
     assert counts(store) == (0, 3, 2)
-    assert len(told) == 1
-    assert "no host copy of 'big' (9 MiB) is kept: the budget of 8 MiB is taken" in told[0]
+    message = store.trouble([a, big])
+    assert "no host copy of 'big' (9 MiB) is kept: the budget of 8 MiB is taken" in message
+    assert [record.getMessage() for record in caplog.records] == [message]
 
 
 def test_scattered_free_pages_are_as_good_as_one_run(pool, bundle, read):
@@ -242,7 +242,7 @@ def test_a_start_does_not_trim_what_another_worker_transfers_or_keeps(pool, bund
 
 def test_a_budget_that_the_file_system_or_memory_limit_cannot_hold_gets_fewer_segments(pool, bundle, read):
     """B16: at run time the pool falls back, and says why."""
-    told, room = [], [10 * MIB]
+    room = [10 * MIB]
 
     def limits(_):
         return Available(room[0], "memory limit of the control group /x")
@@ -252,10 +252,10 @@ def test_a_budget_that_the_file_system_or_memory_limit_cannot_hold_gets_fewer_se
         room[0] = max(0, room[0] - 4 * MIB)
         return found
 
-    store = pool(budget=64, segment=4, limits=take, on_fallback=told.append)
+    store = pool(budget=64, segment=4, limits=take)
     assert len(list(store._path.glob("segment-*"))) == 2
-    assert "2 of 16 segments of 4 MiB" in told[0]
-    assert "control group /x leaves" in told[0]
+    assert "2 of 16 segments of 4 MiB" in store.trouble([])
+    assert "control group /x leaves" in store.trouble([])
     room[0] = 0
     big = bundle("big", 9)
     transfer = store.acquire(big, keep=False)
@@ -272,6 +272,23 @@ def test_a_pool_that_was_short_at_its_start_grows_when_there_is_room(pool, bundl
     room[0] = 1 << 30
     read(store.acquire(bundle("b", 3), keep=False))
     assert store.has(bundle("b", 3))
+
+
+def test_trouble_passes_with_the_next_copy_that_is_kept_or_with_the_model(pool, bundle, read):
+    room = [0]
+    store = pool(budget=8, segment=4, limits=lambda _: Available(room[0], "x"))
+    a, b = bundle("a", 3), bundle("b", 3)
+    assert "0 of 2 segments" in store.trouble([a, b])
+    for one in (a, b):
+        read(store.acquire(one, keep=False))
+        assert f"no host copy of '{one.manifest.name}'" in store.trouble([a, b])
+    assert "no host copy of 'a'" in store.trouble([a])
+    assert "0 of 2 segments" in store.trouble([])
+    read(store.acquire(a, keep=False))
+    room[0] = 1 << 30
+    for one in (a, b, a):
+        read(store.acquire(one, keep=False))
+    assert store.trouble([a, b]) is None
 
 
 def test_an_unlimited_pool_without_room_evicts_and_then_streams(pool, bundle, read):
@@ -480,12 +497,12 @@ def test_a_fill_that_fails_is_taken_over_by_one_who_waited(pool, bundle, read, m
 
 
 def test_a_filler_without_progress_is_not_waited_for_for_ever(pool, bundle, read, monkeypatch):
-    now, told = [0.0], []
+    now = [0.0]
 
     def pause(seconds):
         now[0] += max(seconds, 1.0)
 
-    store = pool(budget=32, clock=lambda: now[0], pause=pause, on_fallback=told.append)
+    store = pool(budget=32, clock=lambda: now[0], pause=pause)
     one = bundle("a", 8)
     stuck, go = threading.Event(), threading.Event()
     real = WeightsFile.read_into
@@ -501,7 +518,7 @@ def test_a_filler_without_progress_is_not_waited_for_for_ever(pool, bundle, read
     stuck.wait(10)
     transfer = store.acquire(one, keep=False)
     assert not transfer.kept
-    assert "has made no progress" in told[0]
+    assert "has made no progress" in store.trouble([one])
     go.set()
     filler.join(20)
     assert read(transfer) == packed_bytes(one)

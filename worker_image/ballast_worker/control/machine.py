@@ -80,7 +80,6 @@ class Machine:
         catalog: Catalog,
         journal: Journal,
         changed: Callable[[], None],
-        on_fallback: Callable[[str], None],
     ) -> Parts:
         """Take what the plan says; see `parts.reserve` for what is raised. Blocks for as long as the driver takes."""
         config = self._config
@@ -92,7 +91,7 @@ class Machine:
             config,
             plan,
             backend=self._backend(),
-            open_store=lambda: self._open_store(host_bytes, on_fallback),
+            open_store=lambda: self._open_store(host_bytes),
             catalog=catalog,
             journal=journal,
             changed=changed,
@@ -134,7 +133,7 @@ class Machine:
     def _pool(self) -> Path:
         return pool_directory(self._config)
 
-    def _open_store(self, host_bytes: int | None, on_fallback: Callable[[str], None]) -> HostPool:
+    def _open_store(self, host_bytes: int | None) -> HostPool:
         host = self._config.host
         return HostPool(
             directory=self._pool(),
@@ -142,7 +141,6 @@ class Machine:
             segment_bytes=host.segment_bytes,
             mode=int(host.file_mode, 8),
             locker=self._locker(),
-            on_fallback=on_fallback,
         )
 
     def _locker(self) -> PageLocker | None:

@@ -108,7 +108,6 @@ class Worker:
         self._reserver = ThreadPoolExecutor(1, thread_name_prefix="reserve")
         self._reservation: Future[Parts] | None = None
         self._assigned = False
-        self._fallback: Failure | None = None
         self._loads_at_compaction = 0
         self._drain_until: float | None = None
         self._ended: int | None = None
@@ -215,6 +214,7 @@ class Worker:
             if self._lineup.handed_over:
                 self._become_ready(parts)
         elif self._condition.phase is Phase.READY:
+            self._set_condition(Phase.READY, self._host_trouble(parts))
             self._chores(parts, now)
         if self._ended is None and self._drain_until is not None and now >= self._drain_until:
             self._finish()
@@ -240,7 +240,6 @@ class Worker:
                     catalog=self._catalog,
                     journal=self._journal,
                     changed=self.feed.touch,
-                    on_fallback=lambda why: self._inbox.put(partial(self._fell_back, why)),
                 )
                 self._reservation.add_done_callback(lambda future: self._inbox.put(partial(self._reserved, future)))
 
@@ -258,7 +257,7 @@ class Worker:
     def _become_ready(self, parts: Parts) -> None:
         """Every model of the start was handed over: take calls."""
         self._catalog.set_ready()
-        self._set_condition(Phase.READY, self._fallback)
+        self._set_condition(Phase.READY, self._host_trouble(parts))
         self.ready.set()
         _log.info(
             "ready: HTTP on port %d, gRPC on port %d",
@@ -271,12 +270,12 @@ class Worker:
             },
         )
 
-    def _fell_back(self, why: str) -> None:
-        """A host copy could not be kept: it serves on, slower, and says so."""
-        _log.warning("%s", why, extra={"event": "host.fallback", "reason": Reason.SHM_FALLBACK.value})
-        self._fallback = Failure(Reason.SHM_FALLBACK, why)
-        if self._condition.phase is Phase.READY:
-            self._set_condition(Phase.READY, self._fallback)
+    def _host_trouble(self, parts: Parts) -> Failure | None:
+        """Host copies that cannot be kept: it serves on, slower, and says so for as long as that is so."""
+        views = self._lineup.views.values()
+        bundles = ((view.bundle, view.serving.bundle if view.serving is not None else None) for view in views)
+        why = parts.store.trouble(bundle for pair in bundles for bundle in pair if bundle is not None)
+        return Failure(Reason.SHM_FALLBACK, why) if why is not None else None
 
     def _refuse(self, failure: Failure) -> None:
         """Say why not: stay up for the operator, or end."""

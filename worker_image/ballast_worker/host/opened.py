@@ -86,7 +86,8 @@ class OpenedPool:
     """The regions of a pool as this process uses them. Any thread.
 
     Attributes:
-        shortage: why there are fewer segments than the budget says; None when there are not.
+        shortage: why there are fewer segments than the budget says; None when there are not, as the start and then each
+            load found it.
     """
 
     def __init__(
@@ -175,6 +176,8 @@ class OpenedPool:
         there = self._directory.table.read().segments
         self._segments.forget(there)
         may_evict = self._most is not None and len(there) >= self._most
+        if may_evict:
+            self.shortage = None
         while True:
             step = self._step(bundle, keep=keep, evict=may_evict)
             if isinstance(step, _Hit):

@@ -7,10 +7,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ballast_contract.quantities import human
+from ballast_contract.reasons import Reason
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.host.directory import TABLE_FILE
 from ballast_worker.host.errors import HostPoolError
@@ -40,7 +41,6 @@ class HostPool:
         ring_bytes: int = 64 << 20,
         file_threads: int = 4,
         locker: PageLocker | None = None,
-        on_fallback: Callable[[str], None] | None = None,
         limits: Callable[[Path], Available] = available,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
@@ -55,7 +55,6 @@ class HostPool:
             ring_bytes: memory through which weights without a copy are streamed.
             file_threads: threads that read one model's file.
             locker: page-locks segments and ring.
-            on_fallback: told why a copy could not be kept, once per model; from any thread.
             limits: how much memory may still be taken.
             clock: monotonic seconds.
             pause: waits so many seconds, while somebody else fills a region and between steps of late page-locking.
@@ -73,7 +72,6 @@ class HostPool:
         self._mode = mode
         self._file_threads = file_threads
         self._locker = locker
-        self._on_fallback = on_fallback
         self._limits = limits
         self._clock = clock
         self._pause = pause
@@ -82,7 +80,7 @@ class HostPool:
         self._lock = threading.Lock()
         self._opened: OpenedPool | None = None
         self._streams: list[Stream] = []
-        self._told: set[bytes] = set()
+        self._without: dict[bytes, str] = {}  # why the last load of these weights kept no copy
         self._hits = self._misses = self._fallbacks = 0
         if budget != 0:
             self._open(late=False)
@@ -112,7 +110,7 @@ class HostPool:
                 except OSError as error:
                     raise HostPoolError(f"the host pool at {self._path} cannot be opened: {error}") from error
         if new and opened.shortage is not None:
-            self._tell(opened.shortage)
+            _warn(opened.shortage)
         return opened
 
     def acquire(self, bundle: Bundle, *, keep: bool, progress: Callable[[int], None] | None = None) -> Transfer:
@@ -131,20 +129,34 @@ class HostPool:
         with self._lock:
             self._hits += taken.hit
             self._misses += not taken.hit
+            self._without.pop(digest_of(bundle), None)
         return taken.transfer
 
     def _fall_back(self, bundle: Bundle, reason: str) -> Transfer:
         transfer = self._stream(bundle)
+        message = (
+            f"no host copy of '{bundle.manifest.name}' ({human(bundle.layout.nbytes)}) is kept: {reason}; it is "
+            "streamed from its file at each load"
+        )
         with self._lock:
             self._fallbacks += 1
-            told = digest_of(bundle) in self._told
-            self._told.add(digest_of(bundle))
+            told = digest_of(bundle) in self._without
+            self._without[digest_of(bundle)] = message
         if not told:
-            self._tell(
-                f"no host copy of '{bundle.manifest.name}' ({human(bundle.layout.nbytes)}) is kept: {reason}; it is "
-                "streamed from its file at each load"
-            )
+            _warn(message)
         return transfer
+
+    def trouble(self, bundles: Iterable[Bundle]) -> str | None:
+        """Why copies are not kept as they should be, or None: as the last load of each of these bundles found it, else as
+        the pool was found. What other bundles' loads found is forgotten. Any thread; never waits for a read.
+        """
+        with self._lock:
+            if self._without:
+                served = {digest_of(bundle) for bundle in bundles}
+                self._without = {digest: why for digest, why in self._without.items() if digest in served}
+            if self._without:
+                return next(reversed(self._without.values()))
+            return self._opened.shortage if self._opened is not None else None
 
     def _stream(self, bundle: Bundle) -> Transfer:
         stream = Stream(self._ring, bundle.open_weights(), bundle.layout)
@@ -153,11 +165,6 @@ class HostPool:
             self._streams = [other for other in self._streams if other.reading]
             self._streams.append(stream)
         return stream
-
-    def _tell(self, message: str) -> None:
-        _log.warning("%s", message)
-        if self._on_fallback is not None:
-            self._on_fallback(message)
 
     def has(self, bundle: Bundle) -> bool:
         """See `HostStore.has`."""
@@ -192,3 +199,7 @@ class HostPool:
         self._ring.close()
         if opened is not None:
             opened.close()
+
+
+def _warn(message: str) -> None:
+    _log.warning("%s", message, extra={"event": "host.fallback", "reason": Reason.SHM_FALLBACK.value})
