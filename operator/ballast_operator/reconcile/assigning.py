@@ -28,7 +28,7 @@ from ballast_operator.reconcile.placing import Trigger
 from ballast_operator.reconcile.pods import worst
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.rollout import Rollout, roll
-from ballast_operator.reconcile.wishes import Model, Rejection, judge_model
+from ballast_operator.reconcile.wishes import Model, Rejection, deleting, judge_model, paused
 from ballast_operator.reconcile.workers import Crew
 from ballast_operator.reconcile.world import World, model_key
 from ballast_operator.reconcile.writing import PLACEMENT_MANAGER
@@ -47,16 +47,19 @@ class Inputs:
     capacities: Sequence[WorkerCapacity]
 
 
-def accepted(world: World, budget: Object) -> list[Model]:
-    """The models of a budget that are accepted, by name."""
+def accepted(world: World, budget: Object, pool: Pool) -> list[Model]:
+    """The models of a budget that are accepted, by name; those that are paused are noted in the pool."""
     namespace, name = budget["metadata"]["namespace"], budget["metadata"]["name"]
-    found = []
+    found, frozen = [], set()
     for obj in world.caches[MODELS].group("budget", namespace, name):
-        if "deletionTimestamp" in obj["metadata"]:
+        if deleting(obj):
             continue
+        if paused(obj):
+            frozen.add(obj["metadata"]["uid"])
         verdict = judge_model(obj, budget=budget, namesakes=world.namesakes(obj))
         if not isinstance(verdict, Rejection):
             found.append(verdict)
+    pool.frozen = frozenset(frozen)
     return sorted(found, key=lambda m: m.name)
 
 
@@ -128,7 +131,7 @@ async def place(world: World, pool: Pool, spec: WeightBudgetSpec, inputs: Inputs
         before = pool.targets.get(uid, ())
         if not placement.workers and placement.reason is not None and known.intersection(before):
             continue
-        if set(before) != set(placement.workers):
+        if set(before) != set(placement.workers) and uid not in pool.frozen:
             changed[uid] = placement.workers
     if changed:
         pool.generation += 1
@@ -225,6 +228,9 @@ def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls
     held_by: dict[str, list[pb.AssignedModel]] = {}
     for model in models:
         message = model.message()
+        if model.uid in pool.frozen:
+            message = pool.messages.get(model.uid, message)
+        pool.messages[model.uid] = message
         for uid in rolls[model.uid].hold:
             held_by.setdefault(uid, []).append(message)
     raised = False
@@ -245,6 +251,8 @@ def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls
         link.assign(Assignment(generation, tuple(held), routes))
     for uid in pool.contents.keys() - crew.by_uid.keys():
         del pool.contents[uid]
+    for uid in pool.messages.keys() - rolls.keys():
+        del pool.messages[uid]
 
 
 def _table(models: Sequence[Model], crew: Crew, rolls: Mapping[str, Rollout]) -> dict[str, tuple[Hop, ...]]:

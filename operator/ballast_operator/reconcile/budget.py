@@ -95,7 +95,7 @@ class BudgetReconciler:
         await self._children(key, obj, pool)
         wanted = _wanted(obj, verdict, template)
         timers = [SAMPLE_SECONDS] if found or verdict.workers.replicas else []
-        models = assigning.accepted(world, obj)
+        models = assigning.accepted(world, obj, pool)
         timers += await self._pods(key, obj, pool, verdict, template, wanted, models)
         found = crew.members(world, obj)
         timers += await self._models(key, obj, pool, verdict, models, found)
@@ -328,7 +328,7 @@ def _note_fragmentation(pool: Pool, now: Crew, clock: float) -> None:
 def _state(worker: Worker, *, ready: bool) -> str:
     if worker.pod.terminating:
         return "terminating"
-    if worker.stale:
+    if worker.silent:
         return "stale"
     if ready:
         return "ready"

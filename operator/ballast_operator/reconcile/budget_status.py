@@ -85,9 +85,9 @@ def body(now: Situation) -> Status:
         "selector": ",".join(f"{k}={v}" for k, v in naming.worker_selector(now.name).items()),
         "workers": [_entry(w, now) for w in sorted(live, key=lambda w: w.name)],
     }
-    if not any(w.stale for w in live):
+    if not any(w.silent for w in live):
         found["readyReplicas"] = len(ready_workers(now.workers))
-    reporting = [w for w in live if w.known and not w.stale]
+    reporting = [w for w in live if w.heard]
     measured = [w for w in reporting if w.view is not None and w.view.device is not None]
     if measured:
         found["device"] = _device(min(measured, key=_largest_free))
@@ -102,17 +102,13 @@ def body(now: Situation) -> Status:
 
 def ready_workers(workers: Sequence[Worker]) -> list[Worker]:
     """Workers that answer calls, as their pods and they themselves say."""
-    return [
-        w
-        for w in workers
-        if w.pod.live and w.pod.ready and w.known and not w.stale and w.view is not None and w.view.serving
-    ]
+    return [w for w in workers if w.pod.live and w.pod.ready and w.heard and w.view is not None and w.view.serving]
 
 
 def in_pieces(worker: Worker) -> bool:
     """Whether a worker's free memory is too fragmented: for what waits, or by more than half."""
     device = worker.view.device if worker.view is not None else None
-    if device is None or worker.stale:
+    if device is None or not worker.heard:
         return False
     if device.largest_free_bytes < device.largest_waiting_bytes <= device.free_bytes:
         return True
@@ -134,7 +130,7 @@ def _plan_fits(now: Situation) -> Fact:
     reporting = [w for w in now.workers if w.pod.live and w.known]
     for worker in reporting:
         view = worker.view
-        if view is None or worker.stale:
+        if view is None or not worker.heard:
             continue
         if view.condition.phase == pb.WORKER_PHASE_REFUSED or (
             view.plan is not None and view.plan.lines and not view.plan.fits
@@ -143,8 +139,9 @@ def _plan_fits(now: Situation) -> Fact:
                 Reason.PLAN_REFUSED, f"worker {worker.name}: {view.condition.failure.message or _shortfall(view.plan)}"
             )
     fitting = [w for w in reporting if w.view is not None and w.view.plan is not None and w.view.plan.fits]
-    if any(w.stale for w in reporting):
-        return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names([w for w in reporting if w.stale])}")
+    silent = [w for w in reporting if w.silent]
+    if silent:
+        return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names(silent)}")
     if fitting:
         return yes(Reason.PLAN_FITS, f"on {len(fitting)} of {len(reporting)} workers that report")
     if reporting:
@@ -169,7 +166,7 @@ def _workers_ready(now: Situation) -> Fact:
         return no(Reason.NOT_REQUESTED, "spec.workers.replicas is 0")
     if len(ready) >= wanted:
         return yes(Reason.READY, f"{len(ready)} of {wanted} workers")
-    silent = [w for w in live if w.stale and w.known]
+    silent = [w for w in live if w.silent]
     if silent:
         return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names(silent)}")
     if now.conflict:
@@ -193,7 +190,7 @@ def _fragmented(now: Situation) -> Fact:
     measured = [w for w in now.workers if w.pod.live and w.view is not None and w.view.device is not None]
     if not measured:
         return unknown(Reason.UNKNOWN, "no worker has reported its device memory yet")
-    silent = [w for w in measured if w.stale]
+    silent = [w for w in measured if w.silent]
     if silent:
         return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names(silent)}")
     for worker in sorted(measured, key=lambda w: w.name):
@@ -258,10 +255,10 @@ def _entry(worker: Worker, now: Situation) -> Status:
     if now.wanted is not None:
         entry["upToDate"] = worker.pod.template_hash == now.wanted.template_hash
     view, trouble = worker.view, worker.pod.trouble
-    if worker.stale:
+    if worker.silent:
         entry |= {"reason": Reason.HEARTBEAT_STALE.value, "message": "nothing is heard from it"}
         return entry
-    if view is None or not view.known:
+    if view is None or not worker.heard:
         cause = trouble or Trouble(Reason.WORKERS_STARTING, "it has not reported yet")
         return entry | {"ready": False, "reason": cause.reason.value, "message": cause.message[:4096]}
     entry["ready"] = view.serving and worker.pod.ready

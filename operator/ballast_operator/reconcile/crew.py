@@ -156,7 +156,7 @@ def release_idle(world: World, pool: Pool, crew: Crew, holding: frozenset[str], 
         link = world.fleet.link(worker.uid)
         if link is None or not worker.pod.terminating or worker.uid in waiting or worker.uid in pool.released:
             continue
-        if worker.known and not worker.stale:
+        if worker.heard:
             pool.released.add(worker.uid)
             world.background(_release(world, pool, link, by), name=f"release {worker.name}")
 

@@ -17,7 +17,7 @@ from ballast_operator.fleet.view import SERVING
 from ballast_operator.reconcile import naming
 from ballast_operator.reconcile.bundles import Bundle
 from ballast_operator.reconcile.conditions import Fact, keep, no, timestamp, unknown, yes
-from ballast_operator.reconcile.pods import Trouble
+from ballast_operator.reconcile.pods import Trouble, worst
 from ballast_operator.reconcile.rollout import Rollout
 from ballast_operator.reconcile.wishes import Model, Rejection
 from ballast_operator.reconcile.workers import Worker
@@ -115,7 +115,7 @@ def body(now: Situation, existing: Status, *, moment: dt.datetime) -> Status:
         return found
     copies = wanted_copies(now, model)
     found["replicas"] = len(copies)
-    if not any(w.stale for w in now.workers if w.uid in now.rollout.serve):
+    if not any(w.silent for w in now.workers if w.uid in now.rollout.serve):
         found["readyReplicas"] = len(_answering(now, model))
     found["address"] = _address(model, own=now.own_address and not now.conflict)
     if any(copy.worker.awaited for copy in copies):
@@ -178,7 +178,7 @@ def _loaded(model: Model, copies: Sequence[Copy], placed: Fact) -> Fact:
         good = Reason.PREPARED if model.spec.residency is config.ResidencyWish.UNPINNED else Reason.LOADED
         return yes(good, f"on {len(copies)} of {len(copies)} workers")
     for copy in late:
-        if copy.worker.stale:
+        if copy.worker.silent:
             return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from worker {copy.name}")
     broken = min((copy for copy in late if copy.failure is not None), key=lambda c: c.name, default=None)
     if broken is not None and broken.failure is not None:
@@ -189,9 +189,10 @@ def _loaded(model: Model, copies: Sequence[Copy], placed: Fact) -> Fact:
 def _progress(copy: Copy) -> Fact:
     worker, report = copy.worker, copy.report
     trouble = worker.pod.trouble
-    if trouble is not None and not worker.known:
-        return no(trouble.reason, trouble.message)
-    if worker.view is not None and worker.known and worker.view.condition.phase not in SERVING:
+    if not worker.heard:
+        cause = trouble or Trouble(Reason.WORKERS_STARTING, f"pod {copy.name} is not Ready")
+        return no(cause.reason, cause.message)
+    if worker.view is not None and worker.view.condition.phase not in SERVING:
         condition = worker.view.condition
         if condition.phase == pb.WORKER_PHASE_REFUSED:
             return no(
@@ -218,16 +219,18 @@ def _ready(now: Situation, model: Model, loaded: Fact, placed: Fact) -> Fact:
         wanted = max(len(now.targets), 1)
         return yes(Reason.READY, f"{len(answering)} of {wanted} copies answer")
     serving = [w for w in now.workers if w.uid in now.rollout.serve]
-    silent = [w.name for w in serving if w.stale]
+    silent = [w.name for w in serving if w.silent]
     if silent:
         return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_list(silent)}")
-    unready = [w.name for w in serving if w.can_call(model)]
+    unready = [w for w in serving if not w.pod.ready and w.can_call(model) is not False]
     if unready:
-        return no(Reason.WORKERS_STARTING, f"pod {_list(unready)} is not Ready")
-    cause = placed if not placed.holds else loaded
-    if cause.holds:
+        trouble = worst(w.pod.trouble for w in unready if w.pod.trouble is not None)
+        cause = trouble or Trouble(Reason.WORKERS_STARTING, f"pod {_list([w.name for w in unready])} is not Ready")
+        return no(cause.reason, cause.message)
+    fact = placed if not placed.holds else loaded
+    if fact.holds:
         return no(Reason.WORKERS_STARTING, "no worker says that it would answer a call")
-    return Fact("False" if cause.status == "False" else "Unknown", cause.reason, cause.message)
+    return Fact("False" if fact.status == "False" else "Unknown", fact.reason, fact.message)
 
 
 def _degraded(now: Situation, model: Model, copies: Sequence[Copy], ready: Fact) -> Fact:
@@ -251,7 +254,7 @@ def _degraded(now: Situation, model: Model, copies: Sequence[Copy], ready: Fact)
 
 
 def _tier(copy: Copy) -> Tier | None:
-    if copy.worker.stale or not copy.worker.known:
+    if not copy.worker.heard:
         return None
     return TIERS.get(copy.report.tier) if copy.report is not None else Tier.NONE
 
@@ -272,7 +275,7 @@ def _entry(worker: Worker, model: Model) -> Status:
     if worker.pod.node:
         entry["node"] = worker.pod.node
     report = worker.report(model)
-    if report is None or worker.stale:
+    if report is None or not worker.heard:
         return entry
     tier = TIERS.get(report.tier)
     if tier is not None:

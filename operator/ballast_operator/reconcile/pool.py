@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.fleet.routes import RouteBook
 from ballast_operator.placement.demand import Counters, Demand, WorkerModel
 from ballast_operator.placement.model import ModelPlacement
@@ -48,6 +49,11 @@ class Pool:
     """Workers (uid) whose reported models have been taken into `holders`."""
     contents: dict[str, tuple[int, tuple[bytes, ...]]] = field(default_factory=dict)
     """What each worker was last told to serve, by uid: generation, and the models serialised."""
+
+    messages: dict[str, pb.AssignedModel] = field(default_factory=dict)
+    """What workers were last told of each model, by uid."""
+    frozen: frozenset[str] = frozenset()
+    """Models (uid) that are paused: they stay where they are, as they are."""
 
     recovered: bool = False
     """`targets` and `generation` were read back from the statuses of the models."""

@@ -51,21 +51,26 @@ class Worker:
         return self.view is not None and self.view.known
 
     @property
-    def stale(self) -> bool:
-        """Whether nothing was heard from it for too long."""
-        return self.view is not None and self.view.stale(self.now)
+    def heard(self) -> bool:
+        """Whether what it reported holds now."""
+        return self.view is not None and self.view.known and not self.view.stale(self.now)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it should be heard and is not: its pod is Ready, so nobody knows what it does now."""
+        return self.pod.ready and self.view is not None and self.view.stale(self.now)
 
     @property
     def awaited(self) -> bool:
-        """Whether its first report is still due and may come any moment."""
-        return self.view is not None and self.view.awaited(self.now)
+        """Whether its first report is still due and may come any moment: its pod is Ready, so it has been running."""
+        return self.pod.ready and self.view is not None and self.view.awaited(self.now)
 
     @property
     def available(self) -> bool:
         """Whether models may be placed on it; one that fell silent keeps its models for a while if its pod is Ready."""
         if self.view is None or not self.known or not self.pod.live or self.leaving:
             return False
-        return not self.stale or (self.pod.ready and self.now - self.view.heard_at < _SILENCE_SECONDS)
+        return self.heard or (self.pod.ready and self.now - self.view.heard_at < _SILENCE_SECONDS)
 
     def report(self, model: Model) -> pb.ModelState | None:
         """What it last said of a model; a namesake of another object does not count."""
@@ -76,7 +81,7 @@ class Worker:
         """Whether a call of the model would be answered here; None when that is not known."""
         if self.pod.finished or self.view is None:
             return False
-        if not self.known or self.stale:
+        if not self.heard:
             return None
         return self.report(model) is not None and self.view.can_call(model.served_name)
 

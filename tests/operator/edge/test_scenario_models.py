@@ -325,3 +325,22 @@ async def test_a_pool_with_too_many_models_keeps_its_own_address(server, operato
         await pool.until_condition(MODELS, "three", "Ready", "True")
         await pool.delete(MODELS, "two")
         await pool.until(lambda: pool.get(SERVICES, "three"))
+
+
+async def test_a_paused_model_stays_as_it_is_until_it_is_resumed(pool: Rig):
+    await pool.budget()
+    await pool.model("minilm", residency="device")
+    await pool.until_condition(MODELS, "minilm", "Ready", "True")
+    [worker] = pool.workers.values()
+    await pool.annotate(MODELS, "minilm", paused="true")
+    await pool.until_condition(MODELS, "minilm", "Accepted", "True", "Paused")
+    await pool.model("minilm", residency="system")
+    await pool.model("other")
+    await pool.until_condition(MODELS, "other", "Ready", "True")
+    assert worker.models["minilm"].residency == pb.RESIDENCY_DEVICE
+    await pool.annotate(MODELS, "minilm", paused=None)
+
+    async def resumed() -> bool:
+        return worker.models["minilm"].residency == pb.RESIDENCY_SYSTEM
+
+    await pool.until(resumed)

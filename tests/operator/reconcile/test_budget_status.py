@@ -20,6 +20,7 @@ from ballast_operator.reconcile.budget_status import (
 from ballast_operator.reconcile.conditions import BUDGET_TYPES
 from ballast_operator.reconcile.pods import Trouble, Wanted
 from ballast_operator.reconcile.wishes import Rejection
+from ballast_operator.reconcile.workers import Worker
 
 PLAN = pb.Plan(
     fits=True,
@@ -227,3 +228,12 @@ def test_a_pool_with_too_many_models_for_a_service_each_says_where_to_call(build
     now = situation(build.worker("a", state=state()), crowded="call them at default-pool")
     assert said(now)["Degraded"] == ("True", "TooManyEndpoints")
     assert said(now)["Ready"] == ("True", "Ready")
+
+
+def test_a_pod_that_takes_long_to_start_is_starting_and_not_silent(build: Builder):
+    worker = build.worker("a", heard=None, now=0.0, ready=False)
+    slow = Worker(worker.pod, worker.view, 100.0)
+    now = situation(slow)
+    assert said(now)["WorkersReady"] == ("False", "WorkersStarting")
+    assert body(now)["readyReplicas"] == 0
+    assert body(now)["workers"][0]["reason"] == "WorkersStarting"

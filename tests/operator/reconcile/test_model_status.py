@@ -250,3 +250,22 @@ def test_at_most_32_workers_are_listed_and_all_are_counted(build: Builder):
 def test_the_headers_give_the_size_before_anything_is_loaded(build: Builder):
     now = situation(build, bundle=Bundle(30 * MIB, 10 * MIB))
     assert body(now, {}, moment=NOW)["size"] == {"weights": "30Mi", "largestTensor": "10Mi", "measured": False}
+
+
+def test_a_crashed_container_is_told_although_its_worker_once_reported(build: Builder):
+    """B22: known and silent, but the kubelet says why."""
+    trouble = Trouble(Reason.WORKER_CRASHED, "pod a: exit code 137 (OOMKilled)", 137)
+    now = situation(build, build.worker("a", build.state(), heard=0.0, ready=False, trouble=trouble))
+    found = said(now)
+    assert found["Loaded"] == found["Ready"] == ("False", "WorkerCrashed")
+    status = body(now, {}, moment=NOW)
+    assert status["readyReplicas"] == 0
+    assert status["lastFailure"]["exitCode"] == 137
+    assert "residency" not in status
+
+
+def test_a_pod_that_is_not_ready_is_not_waited_for_by_a_new_leader(build: Builder):
+    """B21: operator and workers died together."""
+    good = merge(facts(situation(build, build.worker("a", build.state())), []), [], generation=1, now=NOW)
+    dead = situation(build, build.worker("a", heard=None, ready=False))
+    assert said(dead, good)["Ready"] == ("False", "WorkersStarting")
