@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from dataclasses import replace
 
 import pytest
 
 from ballast_worker.build.store import ExecutableStore, Key, Measured, Runtime
+from ballast_worker.build.sweep import ABANDONED_SECONDS, UNUSED_SECONDS
 
 RUNTIME = Runtime("cpu", "x86_64-0", "0.10.2", "0.10.2", "", (("nvidia-cudnn", "9.1"),), (("XLA_FLAGS", "--a"),))
 KEY = Key("sha256:" + "a" * 64, (("batch", 4),), RUNTIME)
@@ -111,3 +113,39 @@ def test_no_half_written_file_has_a_name_that_is_read(store, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         store.put(KEY, b"code", MEASURED)
     assert list(store.root.iterdir()) == []
+
+
+def aged(path, moment: float) -> None:
+    os.utime(path, (moment, moment))
+
+
+def test_entries_that_nobody_used_for_long_are_swept_with_their_files(tmp_path):
+    now = [1e9]
+    store = ExecutableStore(tmp_path, clock=lambda: now[0])
+    used, served, unused = (replace(KEY, bundle="sha256:" + letter * 64) for letter in "abc")
+    programs = {key: store.put(key, b"code", MEASURED) for key in (used, served, unused)}
+    for file in tmp_path.iterdir():
+        aged(file, now[0])
+    now[0] += UNUSED_SECONDS
+    store.tend([])
+    assert len(list(tmp_path.iterdir())) == 6
+    assert store.get(used) is not None
+    now[0] += 1.0
+    store.tend([programs[served]])
+    assert {file.name[:64] for file in tmp_path.iterdir()} == {used.name(), served.name()}
+    assert store.get(used) is not None
+    assert store.get(served) is not None
+    assert store.get(unused) is None
+
+
+def test_what_a_crash_left_is_swept_and_what_another_worker_may_be_writing_is_not(tmp_path):
+    now = 1e9
+    store = ExecutableStore(tmp_path, clock=lambda: now)
+    writing = [f".{KEY.name()}.json.0123", f"{KEY.name()}-0123.executable"]
+    left = [f".{KEY.name()}.json.4567", f"{KEY.name()}-4567.executable"]
+    for names, moment in ((writing, now - ABANDONED_SECONDS), (left, now - ABANDONED_SECONDS - 1.0)):
+        for name in names:
+            (tmp_path / name).write_bytes(b"half")
+            aged(tmp_path / name, moment)
+    store.tend([])
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(writing)

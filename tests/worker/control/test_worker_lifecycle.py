@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import threading
@@ -81,6 +82,26 @@ def test_a_host_copy_that_cannot_be_kept_is_told_until_its_model_leaves(config_f
     assert "no host copy of 'a' (4 MiB) is kept" in state.condition.failure.message
     worker.assign(generation=2)
     worker.until(lambda state: not state.condition.HasField("failure"))
+
+
+def test_a_worker_that_serves_sweeps_the_executable_store_but_not_what_it_uses(
+    config_for, start, small_bundle, tmp_path
+):
+    config = config_for(managed=True, executable_store=str(tmp_path / "store"))
+    first = start(config)
+    first.assign(assigned(small_bundle, "m"))
+    first.until_model("m", pb.MODEL_PHASE_LOADED)
+    first.stop()
+    left = tmp_path / "store" / ".0.json.0"
+    left.touch()
+    for file in (tmp_path / "store").iterdir():
+        os.utime(file, (0, 0))
+    used = set((tmp_path / "store").iterdir()) - {left}
+    second = start(config)
+    second.until_model("m", pb.MODEL_PHASE_LOADED)
+    while left.exists():
+        pass
+    assert set((tmp_path / "store").iterdir()) == used
 
 
 def test_models_larger_than_the_budget_together_are_swapped(config_for, start, four):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -104,6 +104,10 @@ class Builder(Protocol):
         Programs that the store already has for this digest, device kind and runtime are not built again. `progress` is
         called with a sentence about what is being done, from any thread. Never raises for a bad bundle.
         """
+        ...
+
+    def tend(self, used: Iterable[BuiltProgram]) -> None:
+        """Remove from the store what nobody used for long; `used` is in use now. Blocks on the file system; never raises."""
         ...
 
     def close(self) -> None:

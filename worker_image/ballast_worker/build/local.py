@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from ballast_contract.reasons import Reason
-from ballast_worker.build.builder import BuildFailure, BuildRequest, BuildResult, Dimensions
+from ballast_worker.build.builder import BuildFailure, BuildRequest, BuildResult, BuiltProgram, Dimensions
 from ballast_worker.build.runtime import describe
 from ballast_worker.build.store import Entry, ExecutableStore, Key, Runtime
 
@@ -72,6 +72,10 @@ class LocalBuilder:
             compiled=outcome.built,
             context_bytes=max((entry.context_bytes for entry in entries), default=0),
         )
+
+    def tend(self, used: Iterable[BuiltProgram]) -> None:
+        """See `Builder.tend`."""
+        self._store.tend(used)
 
     def close(self) -> None:
         """See `Builder.close`."""

@@ -3,7 +3,7 @@
 
 Executables are code, so nothing in the directory is believed for its name: an entry is a record, written last, that
 states the whole key and the digest of the one file it speaks of. An entry that cannot be read, or whose file is not the
-recorded one, is removed and built again. Several workers may share the directory.
+recorded one, is removed and built again. A record is as old as its last use (see `sweep`). Several workers may share the directory.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ballast_worker.build.builder import BuiltProgram, Dimensions
+from ballast_worker.build.sweep import record_of, sweep
+
+_log = logging.getLogger(__name__)
 
 _RECORD_VERSION: Final = 1
 _MAX_RECORD_BYTES: Final = 64 << 10
@@ -90,13 +95,24 @@ class Entry:
 class ExecutableStore:
     """Executables in `root`, which is made when it is missing. Any thread, any process."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
+        """Open the store.
+
+        Args:
+            root: its directory.
+            clock: seconds since the epoch.
+
+        Raises:
+            OSError: the directory cannot be made.
+        """
+        self._clock = clock
         self.root = root.expanduser()
         self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def get(self, key: Key) -> Entry | None:
         """The entry of a key, or None; a damaged one is removed first."""
         record = self._record(key)
+        self._touch(record)  # before it is read, so that what was found is not swept
         try:
             entry = self._read(key, record)
         except FileNotFoundError:
@@ -126,6 +142,20 @@ class ExecutableStore:
         }
         _write(self._record(key), json.dumps(record, sort_keys=True, indent=1).encode())
         return _program(key, file, f"sha256:{digest}", measured)
+
+    def tend(self, used: Iterable[BuiltProgram]) -> None:
+        """Note which entries are in use, then remove what crashes left and what nobody used for long; see `sweep`."""
+        for program in used:
+            self._touch(record_of(program.file))
+        try:
+            sweep(self.root, now=self._clock())
+        except OSError as error:
+            _log.warning("the executable store %s cannot be swept: %s", self.root, error)
+
+    def _touch(self, record: Path) -> None:
+        now = self._clock()
+        with contextlib.suppress(OSError):  # there is none, or it may only be read
+            os.utime(record, (now, now))
 
     def _record(self, key: Key) -> Path:
         return self.root / f"{key.name()}.json"

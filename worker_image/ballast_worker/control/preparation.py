@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ballast_contract.config import WorkerConfig
@@ -67,6 +67,11 @@ class Workshop:
         if result.failure is not None:
             return Failure.of(result.failure)
         return Built(bundle, result.programs, result.context_bytes)
+
+    def tend(self, used: Iterable[Built]) -> None:
+        """Have the store drop what nobody used for long, on a thread of its own: a file system that hangs holds up nothing."""
+        programs = [program for built in used for program in built.programs]
+        threading.Thread(target=self._builder.tend, args=(programs,), name="sweep", daemon=True).start()
 
     def results(self) -> dict[str, int]:
         """Finished builds by result."""

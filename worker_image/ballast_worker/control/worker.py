@@ -50,6 +50,8 @@ EXIT_PLAN_ANEW: Final = 75
 _TICK_SECONDS: Final = 0.5
 _LINGER_SECONDS: Final = 5.0
 """A released worker passes calls on for so long, because clients learn of the move late."""
+_TEND_SECONDS: Final = 86400.0
+"""Between two looks at the executable store for what nobody uses any more."""
 _END_SECONDS: Final = 15.0
 """Before the end of the grace period, when admission stops whatever happened."""
 
@@ -109,6 +111,7 @@ class Worker:
         self._reservation: Future[Parts] | None = None
         self._assigned = False
         self._loads_at_compaction = 0
+        self._tend_at = 0.0
         self._drain_until: float | None = None
         self._ended: int | None = None
         self.ready = threading.Event()
@@ -309,6 +312,11 @@ class Worker:
         if interval and (loads := parts.residency.snapshot().loads) - self._loads_at_compaction >= interval:
             self._loads_at_compaction = loads
             parts.compact()
+        if now >= self._tend_at and self._lineup.settled:
+            # Once the models of the start have used theirs: a worker that ran for long would else sweep its own.
+            self._tend_at = now + _TEND_SECONDS
+            views = self._lineup.views.values()
+            self._workshop.tend(found for view in views for found in (view.built, view.serving) if found is not None)
         known = {name: view.spec for name, view in self._lineup.views.items()}
         if self._folder is not None and (models := self._folder.poll(now, known)) is not None:
             self._accept(Assignment(models=models), {})
