@@ -3,28 +3,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ballast_contract import config, names
 from ballast_contract.reasons import Reason
-from ballast_operator.api.weightbudget import CompactionMode, WeightBudgetSpec
+from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS
-from ballast_operator.fleet.link import Link
-from ballast_operator.placement.cadence import compaction_due
-from ballast_operator.reconcile import assigning, budget_status, commands, crew, deletion, demand, naming, placing, pods
+from ballast_operator.reconcile import (
+    assigning,
+    budget_facts,
+    budget_status,
+    crew,
+    deletion,
+    demand,
+    holding,
+    naming,
+    placing,
+    pods,
+)
+from ballast_operator.reconcile.budget_situation import Situation, in_pieces, ready_workers
 from ballast_operator.reconcile.bundles import Bundles
 from ballast_operator.reconcile.children import children
-from ballast_operator.reconcile.conditions import timestamp
+from ballast_operator.reconcile.placement import Placement
 from ballast_operator.reconcile.pods import Pod, PodPlan, Wanted
 from ballast_operator.reconcile.pool import Pool, Window
 from ballast_operator.reconcile.template import Template, render
 from ballast_operator.reconcile.unknown_fields import unknown_fields
 from ballast_operator.reconcile.wishes import Model, Rejection, deleting, judge_budget, paused
 from ballast_operator.reconcile.workers import Crew, Worker
-from ballast_operator.reconcile.world import World, model_key
+from ballast_operator.reconcile.world import World
 from ballast_operator.reconcile.writing import ensure, write_status
 
 SAMPLE_SECONDS: Final = 15.0
@@ -38,6 +48,7 @@ class BudgetReconciler:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._placement = Placement(world)
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one budget nearer to what is wished; returns the seconds until it wants to be called again."""
@@ -98,7 +109,7 @@ class BudgetReconciler:
         models = assigning.accepted(world, obj, pool)
         timers += await self._pods(key, obj, pool, verdict, template, wanted, models)
         found = crew.members(world, obj)
-        timers += await self._models(key, obj, pool, verdict, models, found)
+        timers += await self._placement.run(key, obj, pool, verdict, models, found)
         again = await self._report(key, obj, pool, verdict, found, wanted=wanted, models=models)
         return min([*timers, *([again] if again is not None else [])], default=None)
 
@@ -124,7 +135,7 @@ class BudgetReconciler:
         found = crew.members(world, obj)
         crew.join(world, key.namespace, key.name, found)
         now = crew.crew_of(world, found, leaving=pool.draining)
-        held = assigning.models_held(pool.holders)
+        held = holding.models_held(pool.holders)
         movable = sum(w.available for w in now) > 1 or (bool(pool.draining) and any(w.available for w in now))
         plan = pods.plan(wanted, found, models=held, movable=movable)
         pool.blocked = ""
@@ -138,114 +149,6 @@ class BudgetReconciler:
         await crew.drop_old_configs(world, obj, template, crew.members(world, obj), by=key)
         waits = pool.create_after - world.clock()
         return [max(0.5, waits)] if waits > 0 or pool.creation is not None else []
-
-    async def _models(
-        self,
-        key: Key,
-        obj: Object,
-        pool: Pool,
-        spec: WeightBudgetSpec,
-        models: Sequence[Model],
-        found: Sequence[Pod],
-    ) -> list[float]:
-        world = self._world
-        now = crew.crew_of(world, found, leaving=pool.draining)
-        demand.sample(pool, now)
-        readers = [link for w in now if w.available and (link := world.fleet.link(w.uid)) is not None]
-        timers = [pool.bundles.want(models, readers)]
-        inputs = assigning.gather(pool, models, now)
-        token = commands.repack_asked(obj, pool)
-        state = assigning.situation(
-            pool, inputs, now, now=world.clock(), requested=bool(token), compute_due=demand.due(pool, spec)
-        )
-        cause = placing.trigger(state)
-        if cause is None and (state.starting or state.reading):
-            timers.append(max(0.5, placing.GATHER_SECONDS - state.waited))
-        if cause is not None:
-            await self._place(key, obj, pool, spec, inputs, state, cause, token)
-        holding, drained = assigning.roll_out(world, pool, models, now)
-        timers.append(drained)
-        crew.release_idle(world, pool, now, holding, by=key)
-        asked = commands.compaction_asked(obj, pool)
-        ready = self._serving(obj) if asked else []
-        if ready:
-            mode = commands.mode_asked(spec.placement.compaction.mode)
-            commands.start_compaction(world, obj, pool, commands.plan_compaction(mode, ready, asked=asked))
-        self._judge_size(key, pool, models)
-        assigning.note_obstacles(world, pool, models, now)
-        return [timer for timer in timers if timer is not None]
-
-    async def _place(
-        self,
-        key: Key,
-        obj: Object,
-        pool: Pool,
-        spec: WeightBudgetSpec,
-        inputs: assigning.Inputs,
-        state: placing.Situation,
-        cause: placing.Trigger,
-        token: str,
-    ) -> None:
-        world = self._world
-        settled = cause is placing.Trigger.MODELS
-        if not settled:
-            demand.close_window(pool, spec, now=world.clock())
-            inputs = assigning.gather(
-                pool, inputs.models, crew.crew_of(world, crew.members(world, obj), leaving=pool.draining)
-            )
-        packing = await assigning.place(world, pool, spec, inputs, settled=settled, by=key)
-        pool.workers_before, pool.signature_before, pool.room_before = state.workers, state.signature, state.room
-        world.metrics.repacks.labels(key.namespace, key.name, cause.value).inc()
-        world.metrics.models_moved.labels(key.namespace, key.name).inc(len(packing.moved))
-        if settled or not (packing.placements or token):
-            return
-        pool.last_repack = {
-            **assigning.describe(cause, packing, pool.generation),
-            "time": timestamp(world.now()),
-            **({"token": token} if token else _token(pool.last_repack)),
-        }
-        if cause is placing.Trigger.COMPUTE:
-            pool.first_repack_done, pool.compute_seconds = True, 0.0
-        if packing.moved or cause is placing.Trigger.REQUEST:
-            note = f"{len(packing.assignments)} models placed, {len(packing.moved)} moved ({cause.value})"
-            world.events.post(obj, BUDGETS.kind, "Normal", Reason.REPACKED, "Repack", note)
-        await demand.store(world, obj, pool, by=key)
-        if cause is not placing.Trigger.START:
-            self._compact_after(obj, pool, spec, packing.changed_workers)
-
-    def _compact_after(self, obj: Object, pool: Pool, spec: WeightBudgetSpec, changed_workers: Sequence[str]) -> None:
-        """Compact the workers whose models a repack changed, when it is time; those that serve nothing yet are whole."""
-        compaction = spec.placement.compaction
-        links = [link for link in self._serving(obj) if link.member.name in changed_workers]
-        pool.repacks_since_compaction, fire = compaction_due(
-            pool.repacks_since_compaction,
-            enabled=compaction.mode is not CompactionMode.DISABLED,
-            every=compaction.every_repacks,
-            changed=bool(links),
-        )
-        if fire and pool.compaction is None:
-            planned = commands.plan_compaction(compaction.mode, links)
-            commands.start_compaction(self._world, obj, pool, planned)
-
-    def _serving(self, obj: Object) -> list[Link]:
-        """The connections to workers that answer calls."""
-        now = crew.crew_of(self._world, crew.members(self._world, obj))
-        links = (self._world.fleet.link(w.uid) for w in budget_status.ready_workers(list(now)))
-        return [link for link in links if link is not None]
-
-    def _judge_size(self, key: Key, pool: Pool, models: Sequence[Model]) -> None:
-        """Above some number of models or endpoints a pool keeps its own address only: proxies of every node pay for each."""
-        world, limits = self._world, self._world.options
-        endpoints = sum(len(holders) for holders in pool.holders.values())
-        before, pool.crowded = pool.crowded, ""
-        if len(models) > limits.max_model_services or endpoints > limits.max_model_endpoints:
-            pool.crowded = (
-                f"the pool has more than {limits.max_model_services} models or {limits.max_model_endpoints} endpoints, so "
-                f"its models have no Service each: call them at {naming.pool_service(key.name)}, or split the pool"
-            )
-        if pool.crowded != before:
-            for model in models:
-                world.enqueue(model_key(model.namespace, model.name), 0.0)
 
     async def _report(
         self,
@@ -261,7 +164,7 @@ class BudgetReconciler:
         world = self._world
         now = crew.crew_of(world, found, leaving=pool.draining)
         _note_fragmentation(pool, now, world.clock())
-        situation = budget_status.Situation(
+        situation = Situation(
             verdict=verdict,
             name=key.name,
             workers=list(now),
@@ -270,7 +173,7 @@ class BudgetReconciler:
             creation=pool.creation,
             blocked=pool.blocked,
             fragmented_since=pool.fragmented_since,
-            models=assigning.models_held(pool.holders),
+            models=holding.models_held(pool.holders),
             unknown_fields=unknown_fields(obj, WeightBudgetSpec),
             paused=paused(obj),
             conflict=pool.conflict,
@@ -288,7 +191,7 @@ class BudgetReconciler:
             world,
             BUDGETS,
             current,
-            budget_status.facts(situation),
+            budget_facts.facts(situation),
             body,
             by=key,
             urgent=_URGENT,
@@ -297,12 +200,12 @@ class BudgetReconciler:
         if written:
             pool.figures_at = world.clock()
         if pool.fragmented_since:
-            return budget_status.FRAGMENTED_SECONDS / 4
+            return budget_facts.FRAGMENTED_SECONDS / 4
         return max(0.5, period - waited) if written is None else None
 
     def _measure(self, key: Key, now: Crew, models: Sequence[Model]) -> None:
         metrics, labels = self._world.metrics, (key.namespace, key.name)
-        ready = {w.uid for w in budget_status.ready_workers(list(now))}
+        ready = {w.uid for w in ready_workers(list(now))}
         states = {"ready": 0, "starting": 0, "refused": 0, "stale": 0, "terminating": 0}
         for worker in now:
             states[_state(worker, ready=worker.uid in ready)] += 1
@@ -316,12 +219,8 @@ def _wanted(obj: Object, spec: WeightBudgetSpec, template: Template) -> Wanted:
     return Wanted(spec.workers.replicas, template.spec_hash, template.template_hash, token)
 
 
-def _token(last: Mapping[str, object]) -> dict[str, object]:
-    return {"token": last["token"]} if last.get("token") else {}
-
-
 def _note_fragmentation(pool: Pool, now: Crew, clock: float) -> None:
-    pieces = {worker.uid for worker in now if worker.pod.live and budget_status.in_pieces(worker)}
+    pieces = {worker.uid for worker in now if worker.pod.live and in_pieces(worker)}
     pool.fragmented_since = {uid: pool.fragmented_since.get(uid, clock) for uid in pieces}
 
 

@@ -1,80 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status of a WeightBudget: workers, plan and device memory of the worst of them, and what to do. Pure."""
+"""The figures in the status of a WeightBudget: workers, plan and device memory of the worst of them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ballast_contract import quantities
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_operator.api.weightbudget import WeightBudgetSpec
-from ballast_operator.fleet.view import SERVING
 from ballast_operator.reconcile import naming
-from ballast_operator.reconcile.conditions import Fact, no, unknown, yes
-from ballast_operator.reconcile.pods import Trouble, Wanted, worst
-from ballast_operator.reconcile.wishes import Rejection
+from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, ready_workers
+from ballast_operator.reconcile.pods import Trouble
 from ballast_operator.reconcile.workers import Worker
 
 Status = dict[str, Any]
 
-FRAGMENTED_PERCENT: Final = 50
-FRAGMENTED_SECONDS: Final = 60.0
-"""How long device memory has to be in pieces before it is said."""
-
 _LARGEST_STEP: Final = 64 << 20
+
 _SMALLEST_STEP: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """Everything that a budget's status is made of.
-
-    `creation` is why no pod can be made; `blocked` why an update waits; `fragmented_since` when each worker's memory
-    was first seen in pieces, by uid, on the clock of `now`; `models` counts what each worker holds.
-    """
-
-    verdict: WeightBudgetSpec | Rejection
-    name: str
-    workers: Sequence[Worker]
-    now: float
-    wanted: Wanted | None = None
-    creation: Trouble | None = None
-    blocked: str = ""
-    fragmented_since: Mapping[str, float] = field(default_factory=dict)
-    models: Mapping[str, int] = field(default_factory=dict)
-    unknown_fields: Sequence[str] = ()
-    paused: bool = False
-    conflict: str = ""
-    crowded: str = ""
-
-
-def facts(now: Situation) -> dict[str, Fact]:
-    """The conditions of a budget."""
-    degraded = no(Reason.AS_EXPECTED)
-    if now.unknown_fields:
-        dropped = "; ".join(now.unknown_fields)
-        degraded = yes(Reason.UNKNOWN_FIELD, f"applied, and dropped by the API server: {dropped}")
-    if isinstance(now.verdict, Rejection):
-        accepted = no(now.verdict.reason, now.verdict.message)
-    elif now.paused:
-        accepted = yes(Reason.PAUSED, "nothing is changed while the pause annotation is there")
-    else:
-        accepted = yes(Reason.ACCEPTED)
-    plan, workers = _plan_fits(now), _workers_ready(now)
-    if not degraded.holds:
-        degraded = yes(Reason.TOO_MANY_ENDPOINTS, now.crowded) if now.crowded else _degraded(now, workers)
-    return {
-        "Accepted": accepted,
-        "PlanFits": plan,
-        "WorkersReady": workers,
-        "Fragmented": _fragmented(now),
-        "UpToDate": _up_to_date(now),
-        "Degraded": degraded,
-        "Ready": _ready(now, accepted, workers),
-    }
 
 
 def body(now: Situation) -> Status:
@@ -100,152 +43,10 @@ def body(now: Situation) -> Status:
     return found
 
 
-def ready_workers(workers: Sequence[Worker]) -> list[Worker]:
-    """Workers that answer calls, as their pods and they themselves say."""
-    return [w for w in workers if w.pod.live and w.pod.ready and w.heard and w.view is not None and w.view.serving]
-
-
-def in_pieces(worker: Worker) -> bool:
-    """Whether a worker's free memory is too fragmented: for what waits, or by more than half."""
-    device = worker.view.device if worker.view is not None else None
-    if device is None or not worker.heard:
-        return False
-    if device.largest_free_bytes < device.largest_waiting_bytes <= device.free_bytes:
-        return True
-    return 100 * (device.free_bytes - device.largest_free_bytes) > FRAGMENTED_PERCENT * device.free_bytes
-
-
-def fragmentation_percent(free: int, largest: int) -> int:
-    """100 x (1 - largest / free), rounded down; 0 when the free memory is one block or none."""
-    return 0 if free <= 0 else max(0, 100 - -(-100 * largest // free))
-
-
 def rounded(size: int, *, budget: int) -> str:
     """A figure for a status, in steps of about 1/128 of the budget: small changes are not worth a write."""
     step = max(_SMALLEST_STEP, min(_LARGEST_STEP, 1 << max(0, (budget // 128).bit_length() - 1)))
     return quantities.format_api(size // step * step) if size >= step else "0"
-
-
-def _plan_fits(now: Situation) -> Fact:
-    reporting = [w for w in now.workers if w.pod.live and w.known]
-    for worker in reporting:
-        view = worker.view
-        if view is None or not worker.heard:
-            continue
-        if view.condition.phase == pb.WORKER_PHASE_REFUSED or (
-            view.plan is not None and view.plan.lines and not view.plan.fits
-        ):
-            return no(
-                Reason.PLAN_REFUSED, f"worker {worker.name}: {view.condition.failure.message or _shortfall(view.plan)}"
-            )
-    fitting = [w for w in reporting if w.view is not None and w.view.plan is not None and w.view.plan.fits]
-    silent = [w for w in reporting if w.silent]
-    if silent:
-        return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names(silent)}")
-    if fitting:
-        return yes(Reason.PLAN_FITS, f"on {len(fitting)} of {len(reporting)} workers that report")
-    if reporting:
-        return unknown(Reason.MEASURING, "no worker has made its plan yet")
-    return unknown(Reason.WORKERS_STARTING, "no worker has reported yet")
-
-
-def _shortfall(plan: pb.Plan | None) -> str:
-    if plan is None:
-        return "the plan does not fit"
-    cures = ", or ".join(f"{k.key} to {k.value} (now {k.current or 'unset'})" for k in plan.knobs)
-    return f"{quantities.human(plan.shortfall_bytes)} are missing: set {cures}" if cures else "the plan does not fit"
-
-
-def _workers_ready(now: Situation) -> Fact:
-    if isinstance(now.verdict, Rejection):
-        return no(now.verdict.reason, now.verdict.message)
-    wanted = now.verdict.workers.replicas
-    live = [w for w in now.workers if w.pod.live]
-    ready = ready_workers(now.workers)
-    if wanted == 0:
-        return no(Reason.NOT_REQUESTED, "spec.workers.replicas is 0")
-    if len(ready) >= wanted:
-        return yes(Reason.READY, f"{len(ready)} of {wanted} workers")
-    silent = [w for w in live if w.silent]
-    if silent:
-        return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names(silent)}")
-    if now.conflict:
-        return no(Reason.SERVICE_CONFLICT, now.conflict)
-    trouble = now.creation or worst(
-        w.pod.trouble for w in now.workers if w.pod.trouble is not None and not w.pod.terminating
-    )
-    counted = f"{len(ready)} of {wanted} workers are ready"
-    if trouble is not None:
-        return no(trouble.reason, f"{counted}; {trouble.message}")
-    for worker in live:
-        condition = worker.view.condition if worker.view is not None and worker.known else None
-        if condition is not None and condition.phase == pb.WORKER_PHASE_REFUSED:
-            return no(Reason.PLAN_REFUSED, f"{counted}; worker {worker.name}: {condition.failure.message}")
-        if condition is not None and condition.phase not in SERVING:
-            return no(Reason.WORKERS_STARTING, f"{counted}; worker {worker.name}: {condition.message or 'starting'}")
-    return no(Reason.WORKERS_STARTING, counted)
-
-
-def _fragmented(now: Situation) -> Fact:
-    measured = [w for w in now.workers if w.pod.live and w.view is not None and w.view.device is not None]
-    if not measured:
-        return unknown(Reason.UNKNOWN, "no worker has reported its device memory yet")
-    silent = [w for w in measured if w.silent]
-    if silent:
-        return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names(silent)}")
-    for worker in sorted(measured, key=lambda w: w.name):
-        since = now.fragmented_since.get(worker.uid)
-        if since is not None and now.now - since >= FRAGMENTED_SECONDS and worker.view is not None:
-            return yes(Reason.FRAGMENTED, _pieces(worker))
-    return no(Reason.NOT_FRAGMENTED)
-
-
-def _pieces(worker: Worker) -> str:
-    device = worker.view.device if worker.view is not None else None
-    if device is None:
-        return ""
-    waits = ""
-    if device.largest_waiting_bytes:
-        waits = f", and {quantities.human(device.largest_waiting_bytes)} wait for room"
-    percent = fragmentation_percent(device.free_bytes, device.largest_free_bytes) // 5 * 5
-    return (
-        f"worker {worker.name}: the largest free block is less than the free memory by {percent} % or more{waits}; ask for a "
-        "compaction with the annotation ballast.dev/compact, or set spec.placement.compaction.mode"
-    )
-
-
-def _up_to_date(now: Situation) -> Fact:
-    if now.wanted is None:
-        return unknown(Reason.UNKNOWN)
-    live = [w.pod for w in now.workers if w.pod.live]
-    going = [pod for pod in live if now.wanted.outdated(pod)]
-    if going and now.blocked:
-        return no(Reason.UPDATE_BLOCKED, now.blocked)
-    if going:
-        return no(Reason.PENDING, f"{len(going)} of {len(live)} workers are still to be replaced")
-    older = [pod for pod in live if pod.template_hash != now.wanted.template_hash]
-    if older:
-        return no(
-            Reason.UPDATE_AVAILABLE,
-            f"{len(older)} of {len(live)} workers run an earlier template: ask for the update with the annotation "
-            "ballast.dev/update",
-        )
-    return yes(Reason.UP_TO_DATE)
-
-
-def _degraded(now: Situation, workers: Fact) -> Fact:
-    if workers.holds or not ready_workers(now.workers):
-        return no(Reason.AS_EXPECTED)
-    return yes(workers.reason, workers.message)
-
-
-def _ready(now: Situation, accepted: Fact, workers: Fact) -> Fact:
-    if accepted.status != "True":
-        return no(accepted.reason, accepted.message)
-    ready = ready_workers(now.workers)
-    if ready:
-        return yes(Reason.READY, f"{len(ready)} workers answer")
-    return Fact("Unknown" if workers.status == "Unknown" else "False", workers.reason, workers.message)
 
 
 def _entry(worker: Worker, now: Situation) -> Status:
@@ -303,8 +104,3 @@ def _line(line: pb.PlanLine) -> Status:
     if line.knob:  # the worker names its own configuration, whose sections are those of the spec
         found["knob"] = f"spec.{line.knob}"[:253]
     return found
-
-
-def _names(workers: Sequence[Worker]) -> str:
-    names = sorted(w.name for w in workers)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

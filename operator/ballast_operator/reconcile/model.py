@@ -14,9 +14,9 @@ from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES
-from ballast_operator.reconcile import assigning, crew, endpoints, model_status, naming
+from ballast_operator.reconcile import crew, endpoints, holding, model_facts, model_status, naming
 from ballast_operator.reconcile.endpoints import Ownership
-from ballast_operator.reconcile.model_status import Situation
+from ballast_operator.reconcile.model_situation import Situation
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.rollout import Rollout
 from ballast_operator.reconcile.unknown_fields import unknown_fields
@@ -64,7 +64,7 @@ class ModelReconciler:
             return None  # its budget is reconciled first, and calls for it then
         found = crew.crew_of(world, crew.members(world, budget), leaving=pool.draining)
         targets, holders = pool.targets.get(verdict.uid, ()), pool.holders.get(verdict.uid, frozenset())
-        rollout = assigning.roll_model(world, pool, verdict, found)
+        rollout = holding.roll_model(world, pool, verdict, found)
         involved = found.involved(targets, {*holders, *rollout.hold})
         own = _own_address(budget, pool)
         conflict, again = "", None
@@ -152,7 +152,7 @@ class ModelReconciler:
         uid = obj["metadata"]["uid"]
         waited = world.clock() - figures_at.get(uid, float("-inf"))
         model = situation.verdict
-        facts = model_status.facts(situation, existing.get("conditions", ()))
+        facts = model_facts.facts(situation, existing.get("conditions", ()))
         world.metrics.model_ready.labels(key.namespace, key.name).set(facts["Ready"].holds)
         pinned = isinstance(model, Model) and model.spec.residency.value != "unpinned"
         try:

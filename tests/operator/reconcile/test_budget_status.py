@@ -9,14 +9,9 @@ from helpers.reconcile_objects import MIB, Builder
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.weightbudget import WeightBudgetSpec, WeightBudgetStatus
-from ballast_operator.reconcile.budget_status import (
-    Situation,
-    body,
-    facts,
-    fragmentation_percent,
-    in_pieces,
-    rounded,
-)
+from ballast_operator.reconcile.budget_facts import facts
+from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, in_pieces
+from ballast_operator.reconcile.budget_status import body, rounded
 from ballast_operator.reconcile.conditions import BUDGET_TYPES
 from ballast_operator.reconcile.pods import Trouble, Wanted
 from ballast_operator.reconcile.wishes import Rejection

@@ -13,7 +13,9 @@ from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.inferencemodel import InferenceModelStatus
 from ballast_operator.reconcile.bundles import Bundle
 from ballast_operator.reconcile.conditions import MODEL_TYPES, merge
-from ballast_operator.reconcile.model_status import Situation, body, facts
+from ballast_operator.reconcile.model_facts import facts
+from ballast_operator.reconcile.model_situation import Situation
+from ballast_operator.reconcile.model_status import body
 from ballast_operator.reconcile.pods import Trouble
 from ballast_operator.reconcile.rollout import Rollout
 from ballast_operator.reconcile.wishes import Rejection

@@ -8,7 +8,8 @@ from helpers.reconcile_objects import Builder
 
 from ballast_contract import config
 from ballast_operator.api.weightbudget import WeightBudgetSpec
-from ballast_operator.reconcile.template import render, worker_config
+from ballast_operator.reconcile.template import render
+from ballast_operator.reconcile.worker_config import worker_config
 
 IMAGE = "registry.example/worker:1"
 

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pod that a worker runs in."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ballast_contract import names, quantities
+from ballast_operator.api.weightbudget import Backend, WeightBudgetSpec
+from ballast_operator.cluster.client import Object
+from ballast_operator.reconcile import naming
+from ballast_operator.reconcile.worker_config import (
+    CONFIG_DIRECTORY,
+    CONFIG_FILE,
+    EXECUTABLES_DIRECTORY,
+    HOST_DIRECTORY,
+    STATE_DIRECTORY,
+    STORES_DIRECTORY,
+    TEMPORARY_DIRECTORY,
+    claims,
+    size_of,
+)
+
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+
+_HOST_POOL_OVERHEAD: Final = 64 << 20
+"""What the host pool's table takes beside the copies."""
+
+_NODE_LOST_SECONDS: Final = 30
+"""How long a worker stays bound to a node that does not answer, before it is replaced elsewhere."""
+
+
+def pod_spec(budget: str, spec: WeightBudgetSpec, config_name: str, default_image: str) -> Object:
+    """The spec of a worker pod: what the user set, the restricted Pod Security level, and what a worker needs."""
+    workers = spec.workers
+    volumes, mounts = _volumes(budget, spec, config_name)
+    security: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if workers.run_as_user is not None:
+        security["runAsUser"] = workers.run_as_user
+    if workers.fs_group is not None:
+        security |= {"fsGroup": workers.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
+    found: Object = {
+        "containers": [_container(spec, mounts, default_image)],
+        "volumes": volumes,
+        "securityContext": security,
+        "terminationGracePeriodSeconds": workers.termination_grace_period_seconds,
+        "tolerations": _tolerations(spec),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Always",
+        "imagePullSecrets": [secret.model_dump(by_alias=True) for secret in workers.image_pull_secrets],
+        "nodeSelector": dict(workers.node_selector),
+        "affinity": workers.affinity,
+        "topologySpreadConstraints": [
+            {**_dump(constraint), "labelSelector": {"matchLabels": naming.worker_selector(budget)}}
+            for constraint in workers.topology_spread_constraints
+        ],
+        "priorityClassName": workers.priority_class_name,
+        "runtimeClassName": workers.runtime_class_name,
+        "schedulerName": workers.scheduler_name,
+    }
+    return {key: value for key, value in found.items() if value not in (None, [], {})}
+
+
+def _container(spec: WeightBudgetSpec, mounts: list[Object], default_image: str) -> Object:
+    ports = {
+        "http": names.HTTP_PORT,
+        "grpc": names.GRPC_PORT,
+        "metrics": names.METRICS_PORT,
+        "control": names.CONTROL_PORT,
+    }
+    health = {"path": "/healthz", "port": "metrics"}
+    return {
+        "name": "worker",
+        "image": spec.workers.image or default_image,
+        "args": ["--config", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"],
+        "env": _environment(spec),
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
+        "resources": _resources(spec),
+        "startupProbe": {"httpGet": health, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 90},
+        "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": "metrics"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 3,
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+        },
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _environment(spec: WeightBudgetSpec) -> list[Object]:
+    def field(name: str, path: str) -> Object:
+        return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+    ours = [
+        field(f"{names.ENV_PREFIX}NAME", "metadata.name"),
+        field(f"{names.ENV_PREFIX}NAMESPACE", "metadata.namespace"),
+        field(f"{names.ENV_PREFIX}NODE", "spec.nodeName"),
+        {"name": "HOME", "value": TEMPORARY_DIRECTORY},
+        {"name": "TMPDIR", "value": TEMPORARY_DIRECTORY},
+    ]
+    theirs = [_dump(variable) for variable in spec.workers.env]
+    taken = {variable["name"] for variable in theirs}
+    return [variable for variable in ours if variable["name"] not in taken] + theirs
+
+
+def _resources(spec: WeightBudgetSpec) -> Object:
+    resources = spec.workers.resources
+    requests, limits = dict(resources.requests), dict(resources.limits)
+    extended = any("/" in name for name in (*requests, *limits))
+    if spec.workers.backend is Backend.CUDA and not extended:
+        limits[GPU_RESOURCE] = "1"
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def _tolerations(spec: WeightBudgetSpec) -> list[Object]:
+    theirs = [_dump(toleration) for toleration in spec.workers.tolerations]
+    said = {toleration.get("key") for toleration in theirs}
+    ours: list[Object] = [
+        {
+            "key": f"node.kubernetes.io/{taint}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _NODE_LOST_SECONDS,
+        }
+        for taint in ("not-ready", "unreachable")
+    ]
+    return theirs + [toleration for toleration in ours if toleration["key"] not in said]
+
+
+def _volumes(budget: str, spec: WeightBudgetSpec, config_name: str) -> tuple[list[Object], list[Object]]:
+    volumes: list[Object] = []
+    mounts: list[Object] = []
+
+    def mount(name: str, path: str, source: Object, **options: Any) -> None:
+        volumes.append({"name": name, **source})
+        mounts.append({"name": name, "mountPath": path, **options})
+
+    mount("config", CONFIG_DIRECTORY, {"configMap": {"name": config_name}}, readOnly=True)
+    mount("tmp", TEMPORARY_DIRECTORY, {"emptyDir": {}})
+    mount("state", STATE_DIRECTORY, {"emptyDir": {}})
+    store = spec.workers.executable_store
+    if store.persistent_volume_claim is not None:
+        claim = {"persistentVolumeClaim": {"claimName": store.persistent_volume_claim.claim_name}}
+        mount("executables", EXECUTABLES_DIRECTORY, claim, subPath=budget)
+    else:
+        limit = store.empty_dir.size_limit if store.empty_dir else None
+        mount("executables", EXECUTABLES_DIRECTORY, {"emptyDir": {"sizeLimit": limit} if limit else {}})
+    memory: Object = {"medium": "Memory"}
+    size = size_of(spec.host.budget)
+    if isinstance(size, int) and size > 0:
+        memory["sizeLimit"] = quantities.ceil_api(size + _HOST_POOL_OVERHEAD)
+    if size != 0:
+        mount("host-pool", HOST_DIRECTORY, {"emptyDir": memory})
+    for index, claim_name in enumerate(claims(spec)):
+        source = {"persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}}
+        mount(f"store-{index}", f"{STORES_DIRECTORY}/{claim_name}", source, readOnly=True)
+    return volumes, mounts
+
+
+def _dump(part: Any) -> Object:
+    return {k: v for k, v in part.model_dump(mode="json", by_alias=True, exclude_none=True).items() if v != {}}
