@@ -114,12 +114,13 @@ class Client:
         *,
         manager: str = MANAGED_BY,
         subresource: str = "",
+        validation: str = "Strict",
         priority: Priority = Priority.NORMAL,
     ) -> Object:
         """Server-side apply with force: the fields of the body become this manager's, those it leaves out go."""
         metadata = body["metadata"]
         path = resource.path(namespace=metadata.get("namespace"), name=metadata["name"], subresource=subresource)
-        query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
+        query = {"fieldManager": manager, "force": "true", "fieldValidation": validation}
         whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
         return await self._call("apply", resource, "PATCH", path, query, whole, content=_APPLY, priority=priority)
 
@@ -128,9 +129,12 @@ class Client:
     ) -> Object:
         """Server-side apply of `status`. The body's metadata should carry the uid: another object is then a Conflict.
 
-        An object that is gone is a NotFound; apply would create it, but not through a subresource.
+        An object that is gone is a NotFound; apply would create it, but not through a subresource. Fields that an older
+        definition lacks are dropped: the rest of a status, which may say so, is worth more than none.
         """
-        return await self.apply(resource, body, manager=manager, subresource="status", priority=priority)
+        return await self.apply(
+            resource, body, manager=manager, subresource="status", validation="Ignore", priority=priority
+        )
 
     async def create(self, resource: Resource, body: Object, *, priority: Priority = Priority.NORMAL) -> Object:
         """Create an object. Raises AlreadyExists, Invalid, Forbidden. Not repeated after a lost answer."""

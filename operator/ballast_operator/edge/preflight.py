@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import pydantic
 
 from ballast_contract import names
-from ballast_operator.api.inferencemodel import InferenceModelSpec
-from ballast_operator.api.weightbudget import WeightBudgetSpec
+from ballast_operator.api.inferencemodel import InferenceModelSpec, InferenceModelStatus
+from ballast_operator.api.weightbudget import WeightBudgetSpec, WeightBudgetStatus
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Client, Object
 from ballast_operator.cluster.permissions import OPTIONAL, PERMISSIONS, Permission
 from ballast_operator.cluster.resources import ACCESS_REVIEWS, BUDGETS, MODELS, Resource
 
 logger = logging.getLogger(__name__)
+
+
+_PARTS: Final[tuple[tuple[Resource, Mapping[str, type[pydantic.BaseModel]]], ...]] = (
+    (MODELS, {"spec": InferenceModelSpec, "status": InferenceModelStatus}),
+    (BUDGETS, {"spec": WeightBudgetSpec, "status": WeightBudgetStatus}),
+)
 
 
 class PreflightError(Exception):
@@ -65,18 +71,15 @@ async def check_definitions(client: Client) -> list[str]:
         ) from error
     schemas = document.get("components", {}).get("schemas", {})
     stale: list[str] = []
-    models: tuple[tuple[Resource, type[pydantic.BaseModel]], ...] = (
-        (MODELS, InferenceModelSpec),
-        (BUDGETS, WeightBudgetSpec),
-    )
-    for resource, model in models:
+    for resource, parts in _PARTS:
         schema = next((s for s in schemas.values() if _is(s, resource.kind)), None)
         if schema is None:
             raise PreflightError(
                 f"the definition {resource.plural}.{resource.group} is not installed: apply crds/*.yaml"
             )
-        properties = schema.get("properties", {}).get("spec", {}).get("properties", {})
-        stale += [f"{resource.kind} spec.{path}" for path in _missing(model, properties)]
+        for part, model in parts.items():
+            properties = schema.get("properties", {}).get(part, {}).get("properties", {})
+            stale += [f"{resource.kind} {part}.{path}" for path in _missing(model, properties)]
     if stale:
         logger.warning(
             "the installed definitions are of another release and lack %s: apply crds/*.yaml of this one",

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 import logging
 import random
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import kopf
 from prometheus_client import CollectorRegistry, Gauge
@@ -38,6 +39,8 @@ from ballast_operator.reconcile.options import Options
 from ballast_operator.reconcile.world import World
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 _STUCK_SECONDS: Final = 30.0
 """A loop that has not turned for so long gives the Lease away."""
@@ -196,23 +199,23 @@ class Process:
         deadline = time.monotonic() + _DEFINITIONS_SECONDS
         while not stop.is_set():
             try:
-                await self._patiently(lambda: check_definitions(client), stop)
+                stale = await self._patiently(lambda: check_definitions(client), stop)
+                self._options = dataclasses.replace(self._options, stale_definitions=tuple(stale or ()))
                 return
             except PreflightError:
                 if time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(0.5)
 
-    async def _patiently(self, work: Callable[[], Coroutine[Any, Any, Any]], stop: asyncio.Event) -> None:
-        """Do something that needs the API server, waiting for it as long as it takes."""
+    async def _patiently(self, work: Callable[[], Coroutine[Any, Any, R]], stop: asyncio.Event) -> R | None:
+        """Do something that needs the API server, waiting for it as long as it takes; None when told to stop."""
         while not stop.is_set():
             try:
-                await work()
+                return await work()
             except errors.Unavailable as error:
                 logger.warning("the API server is waited for: %s", error)
                 await asyncio.sleep(_API_AWAY_SECONDS)
-            else:
-                return
+        return None
 
     async def _beat(self) -> None:
         while True:

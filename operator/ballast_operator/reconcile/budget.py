@@ -178,6 +178,7 @@ class BudgetReconciler:
             paused=paused(obj),
             conflict=pool.conflict,
             crowded=pool.crowded,
+            stale_definitions=world.options.stale_definitions,
         )
         body = budget_status.body(situation)
         for field, value in (("lastRepack", pool.last_repack), ("lastCompaction", pool.last_compaction)):

@@ -22,10 +22,6 @@ FRAGMENTED_SECONDS: Final = 60.0
 
 def facts(now: Situation) -> dict[str, Fact]:
     """The conditions of a budget."""
-    degraded = no(Reason.AS_EXPECTED)
-    if now.unknown_fields:
-        dropped = "; ".join(now.unknown_fields)
-        degraded = yes(Reason.UNKNOWN_FIELD, f"applied, and dropped by the API server: {dropped}")
     if isinstance(now.verdict, Rejection):
         accepted = no(now.verdict.reason, now.verdict.message)
     elif now.paused:
@@ -33,15 +29,13 @@ def facts(now: Situation) -> dict[str, Fact]:
     else:
         accepted = yes(Reason.ACCEPTED)
     plan, workers = _plan_fits(now), _workers_ready(now)
-    if not degraded.holds:
-        degraded = yes(Reason.TOO_MANY_ENDPOINTS, now.crowded) if now.crowded else _degraded(now, workers)
     return {
         "Accepted": accepted,
         "PlanFits": plan,
         "WorkersReady": workers,
         "Fragmented": _fragmented(now),
         "UpToDate": _up_to_date(now),
-        "Degraded": degraded,
+        "Degraded": _degraded(now, workers),
         "Ready": _ready(now, accepted, workers),
     }
 
@@ -154,6 +148,17 @@ def _up_to_date(now: Situation) -> Fact:
 
 
 def _degraded(now: Situation, workers: Fact) -> Fact:
+    if now.unknown_fields:
+        dropped = "; ".join(now.unknown_fields)
+        return yes(Reason.UNKNOWN_FIELD, f"applied, and dropped by the API server: {dropped}")
+    if now.stale_definitions:
+        lacking = ", ".join(now.stale_definitions[:5])
+        return yes(
+            Reason.UNKNOWN_FIELD,
+            f"the installed definitions are of another release and lack {lacking}: apply crds/*.yaml of this one",
+        )
+    if now.crowded:
+        return yes(Reason.TOO_MANY_ENDPOINTS, now.crowded)
     if workers.holds or not ready_workers(now.workers):
         return no(Reason.AS_EXPECTED)
     return yes(workers.reason, workers.message)

@@ -36,6 +36,7 @@ class Situation:
     paused: bool = False
     conflict: str = ""
     crowded: str = ""
+    stale_definitions: Sequence[str] = ()
 
 
 def ready_workers(workers: Sequence[Worker]) -> list[Worker]:

@@ -33,6 +33,8 @@ class Options:
 
     worker_image: str
     version: str
+    stale_definitions: tuple[str, ...] = ()
+    """Fields of this release that the installed definitions lack."""
     max_model_services: int = MAX_MODEL_SERVICES
     max_model_endpoints: int = MAX_MODEL_ENDPOINTS
     figures_seconds: float = FIGURES_SECONDS

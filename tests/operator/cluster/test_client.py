@@ -154,13 +154,13 @@ async def test_a_list_whose_token_ran_out_starts_over(client, server):
     assert [item["metadata"]["name"] for item in listing.items] == ["b"]
 
 
-async def test_apply_names_its_manager_and_is_strict(client, server):
+async def test_a_status_is_applied_by_its_manager_and_loses_only_what_an_older_definition_lacks(client, server):
     server.answer(200, {})
     body = {"metadata": {"namespace": "ns", "name": "x", "uid": "u"}, "status": {}}
     await client.apply_status(BUDGETS, body, manager="m")
     method, path, query, content, text = server.requests[0]
     assert (method, path) == ("PATCH", "/apis/ballast.dev/v1alpha1/namespaces/ns/weightbudgets/x/status")
-    assert query == {"fieldManager": "m", "force": "true", "fieldValidation": "Strict"}
+    assert query == {"fieldManager": "m", "force": "true", "fieldValidation": "Ignore"}
     assert content == "application/apply-patch+yaml"
     assert '"kind": "WeightBudget"' in text
 
