@@ -27,6 +27,7 @@ from ballast_operator.cluster.metrics import ClusterMetrics
 from ballast_operator.cluster.permissions import PERMISSIONS
 from ballast_operator.cluster.resources import (
     BUDGETS,
+    CLAIMS,
     CONFIG_MAPS,
     DISRUPTION_BUDGETS,
     ENDPOINT_SLICES,
@@ -335,16 +336,7 @@ class Rig:
     async def run_pod(self, pod: dict[str, Any]) -> FakeWorker:
         """Bind a pod to a node, start a worker for it, and call it Ready."""
         name = pod["metadata"]["name"]
-        node = pod["spec"].get("nodeName") or next(self.nodes)
-        if "nodeName" not in pod["spec"]:
-            binding = {
-                "apiVersion": "v1",
-                "kind": "Binding",
-                "metadata": {"name": name},
-                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-            }
-            path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/binding"
-            await self.client._call("create", PODS, "POST", path, {}, binding)
+        node = await self.bind(pod)
         worker = self.workers[name] = FakeWorker(name, node=node)
         self.prepare(worker)
         await worker.start()
@@ -353,6 +345,21 @@ class Rig:
             name, phase="Running", podIP=address, podIPs=[{"ip": address}], conditions=[_ready(True)]
         )
         return worker
+
+    async def bind(self, pod: dict[str, Any]) -> str:
+        """Give a pod a node, as the scheduler would."""
+        if "nodeName" in pod["spec"]:
+            return str(pod["spec"]["nodeName"])
+        name, node = pod["metadata"]["name"], next(self.nodes)
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/binding"
+        await self.client._call("create", PODS, "POST", path, {}, binding)
+        return node
 
     async def end_pod(self, name: str) -> None:
         """The kubelet's last word: the pod is gone."""
@@ -424,4 +431,16 @@ async def rig(admin: Path, operator_config: Path, **options: Any) -> AsyncIterat
         await client.close()
 
 
-__all__ = ["BUDGETS", "CONFIG_MAPS", "ENDPOINT_SLICES", "EVENTS", "LEASES", "MODELS", "PODS", "SERVICES", "Rig", "rig"]
+__all__ = [
+    "BUDGETS",
+    "CLAIMS",
+    "CONFIG_MAPS",
+    "ENDPOINT_SLICES",
+    "EVENTS",
+    "LEASES",
+    "MODELS",
+    "PODS",
+    "SERVICES",
+    "Rig",
+    "rig",
+]

@@ -23,6 +23,7 @@ from ballast_operator.reconcile import (
     naming,
     placing,
     pods,
+    stores,
 )
 from ballast_operator.reconcile.budget_situation import Situation, in_pieces, ready_workers
 from ballast_operator.reconcile.bundles import Bundles
@@ -147,6 +148,7 @@ class BudgetReconciler:
         pool.draining = frozenset(pod.uid for pod in plan.drain)
         await crew.carry_out(world, obj, pool, template, plan, by=key)
         await crew.drop_old_configs(world, obj, template, crew.members(world, obj), by=key)
+        pool.unshared = await stores.trouble(world, key.namespace, spec, found)
         waits = pool.create_after - world.clock()
         return [max(0.5, waits)] if waits > 0 or pool.creation is not None else []
 
@@ -170,7 +172,7 @@ class BudgetReconciler:
             workers=list(now),
             now=world.clock(),
             wanted=wanted,
-            creation=pool.creation,
+            creation=pool.creation or pool.unshared,
             blocked=pool.blocked,
             fragmented_since=pool.fragmented_since,
             models=holding.models_held(pool.holders),

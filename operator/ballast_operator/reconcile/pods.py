@@ -45,6 +45,8 @@ class Pod:
     created: str
     ready: bool
     """The kubelet says that it answers its readiness probe."""
+    pending: bool
+    """Not all of its containers have started yet."""
     terminating: bool
     finished: bool
     """It ended for good: failed, evicted or completed."""
@@ -163,6 +165,7 @@ def read(obj: Object) -> Pod:
         ip=ips[0],
         created=metadata.get("creationTimestamp", ""),
         ready=conditions.get("Ready", {}).get("status") == "True" and not finished,
+        pending=status.get("phase", "Pending") == "Pending",
         terminating="deletionTimestamp" in metadata,
         finished=finished,
         spec_hash=annotations.get(naming.ANNOTATION_SPEC_HASH, ""),

@@ -77,6 +77,8 @@ class Pool:
     namespace_ending: bool = False
     """The namespace is being deleted: no worker comes after those that end now, so none of them waits for one."""
     creation: Trouble | None = None
+    unshared: Trouble | None = None
+    """A model store that only one node can mount keeps workers from starting."""
     create_after: float = 0.0
     failed_in_a_row: int = 0
     """Times that pods ended for good since all was last as wanted."""

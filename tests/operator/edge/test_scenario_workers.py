@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers.operator_rig import BUDGETS, CONFIG_MAPS, MODELS, PODS, Rig
+from helpers.operator_rig import BUDGETS, CLAIMS, CONFIG_MAPS, MODELS, PODS, Rig
 
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.reconcile import stores
 
 pytestmark = pytest.mark.apiserver
 
@@ -429,3 +430,25 @@ async def test_a_pod_that_a_node_turned_away_is_replaced_without_haste(pool: Rig
     pool.kubelet = True
     await pool.until_condition(BUDGETS, "default", "Ready", "True")
     assert [p["metadata"]["name"] for p in await pool.pods()] == [name]
+
+
+async def test_a_store_that_one_node_alone_can_mount_is_named(pool: Rig, monkeypatch):
+    monkeypatch.setattr(stores, "PATIENCE_SECONDS", -10.0)
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+        "storageClassName": "",
+    }
+    await pool.apply(CLAIMS, "models", claim)
+    pool.kubelet = False
+    await pool.budget(replicas=2)
+
+    async def both() -> list:
+        pods = await pool.pods()
+        return pods if len(pods) == 2 else []
+
+    first, second = await pool.until(both)
+    await pool.run_pod(first)
+    await pool.bind(second)
+    message = await pool.until_condition(BUDGETS, "default", "WorkersReady", "False", "ModelStoreNotShared")
+    assert "claim 'models' of spec.modelStores has the access mode ReadWriteOnce" in message
