@@ -422,7 +422,7 @@ async def rig(admin: Path, operator_config: Path, **options: Any) -> AsyncIterat
     """A rig in a namespace of its own."""
     client = await connect(admin)
     short = {"figures_seconds": 0.2, "drain_seconds": 1.0, "deletion_seconds": 3.0, "heartbeat_seconds": 3.0}
-    settings = Options(worker_image=IMAGE, version="test", **{**short, **options})
+    settings = Options(worker_image=IMAGE, **{**short, **options})
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     try:
         async with Rig(client, admin, operator_config, namespace, settings) as found:

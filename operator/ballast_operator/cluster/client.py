@@ -70,8 +70,6 @@ class Client:
         self._timeout = timeout
         self._user_agent = user_agent
         self._sleep = sleep
-        self.last_success = 0.0
-        """time.monotonic() of the last answer that was not an error of the server."""
 
     async def close(self) -> None:
         """Close the connections, and let the loop turn until their sockets are closed: it may end after this."""
@@ -248,7 +246,6 @@ class Client:
         parsed = _parse(raw)
         if answer.status >= 400:
             raise errors.from_answer(answer.status, parsed, retry_after=_seconds(answer.headers), call=call)
-        self.last_success = time.monotonic()
         return parsed
 
 

@@ -25,7 +25,7 @@ from ballast_operator.cluster.limiter import TokenBucket
 from ballast_operator.cluster.metrics import ClusterMetrics
 from ballast_operator.cluster.resources import Resource
 from ballast_operator.edge import handlers
-from ballast_operator.edge.arguments import Arguments, version
+from ballast_operator.edge.arguments import Arguments
 from ballast_operator.edge.health import Health
 from ballast_operator.edge.preflight import PreflightError, check_definitions, check_rights
 from ballast_operator.edge.sweeper import Sweeper
@@ -69,7 +69,7 @@ class Process:
         self._arguments = arguments
         self._health = health
         self._dial = dial
-        self._options = options or Options(worker_image=arguments.worker_image, version=version())
+        self._options = options or Options(worker_image=arguments.worker_image)
         self._cluster_metrics = ClusterMetrics(registry)
         self._reconcile_metrics = ReconcileMetrics(registry)
         self._leader = Gauge("ballast_operator_leader", "1 while this process leads, else 0", registry=registry)

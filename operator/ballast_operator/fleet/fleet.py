@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,11 +88,6 @@ class Fleet:
             task = asyncio.create_task(link.close(), name=f"close {link.member.name}")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-
-    def keep_only(self, uids: Iterable[str]) -> None:
-        """Drop every connection but these."""
-        for uid in self._links.keys() - set(uids):
-            self.leave(uid)
 
     def link(self, uid: str) -> Link | None:
         """The connection to a pod."""

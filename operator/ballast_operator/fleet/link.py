@@ -86,11 +86,6 @@ class Link:
         ]
 
     @property
-    def settled(self) -> bool:
-        """Whether the worker accepted the last assignment, on this connection."""
-        return self._desired is not None and self._connected and self._accepted == self._desired.generation
-
-    @property
     def desired(self) -> Assignment | None:
         """The assignment that the worker is to hold."""
         return self._desired

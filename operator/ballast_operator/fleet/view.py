@@ -33,8 +33,6 @@ class Difference:
     """Its phase, its plan, its epoch or the accepted generation changed, or it is another process."""
     device: bool = False
     """Its memory figures changed."""
-    restarted: bool = False
-    """It is another process than before."""
 
 
 class OutOfOrder(Exception):  # noqa: N818 - the answer is to ask for a full state
@@ -50,13 +48,9 @@ class View:
         self.instance_id = ""
         self.sequence = 0
         self.epoch = 0
-        self.backend = ""
-        self.version = ""
-        self.device_kind = ""
         self.condition = pb.WorkerCondition()
         self.assignment_generation = 0
         self.device: pb.DeviceState | None = None
-        self.host: pb.HostState | None = None
         self.plan: pb.Plan | None = None
         self.models: dict[str, pb.ModelState] = {}
         self.known = False
@@ -104,13 +98,10 @@ class View:
 
     def _take_full(self, message: pb.WatchResponse, difference: Difference) -> None:
         full = message.full
-        difference.restarted = self.known and message.instance_id != self.instance_id
         difference.worker = difference.device = True
         self.instance_id, self.sequence, self.known = message.instance_id, message.sequence, True
-        self.backend, self.version, self.device_kind = full.backend, full.version, full.device_kind
         self.condition, self.assignment_generation = full.condition, full.assignment_generation
         self.device = full.device if full.HasField("device") else None
-        self.host = full.host if full.HasField("host") else None
         self.plan = full.plan if full.HasField("plan") else None
         before, self.models = self.models, {model.name: model for model in full.models}
         difference.urgent |= {m.object for m in (*before.values(), *self.models.values()) if m.object}
@@ -131,8 +122,6 @@ class View:
                 difference.urgent.add(gone.object)
         if change.HasField("device"):
             self.device, difference.device = change.device, True
-        if change.HasField("host"):
-            self.host, difference.device = change.host, True
         if change.HasField("condition"):
             difference.worker |= change.condition.phase != self.condition.phase
             difference.worker |= change.condition.failure != self.condition.failure

@@ -12,9 +12,6 @@ from ballast_contract.reasons import Reason
 
 MAX_MESSAGE: Final = 4096
 
-MODEL_TYPES: Final = ("Accepted", "Placed", "Loaded", "Ready", "Degraded")
-BUDGET_TYPES: Final = ("Accepted", "PlanFits", "WorkersReady", "Fragmented", "UpToDate", "Degraded", "Ready")
-
 Truth = Literal["True", "False", "Unknown"]
 
 

@@ -72,8 +72,6 @@ class SlicePlan:
 
     write: tuple[Object, ...]
     delete: tuple[Object, ...]
-    endpoints: int
-    """Endpoints that are wanted, in all slices."""
 
 
 def plan_slices(
@@ -96,7 +94,6 @@ def plan_slices(
     return SlicePlan(
         write=tuple(body for name, body in bodies.items() if not _same(held.get(name), body)),
         delete=tuple(obj for name, obj in held.items() if name not in bodies),
-        endpoints=len(wanted),
     )
 
 

@@ -28,11 +28,10 @@ DELETION_SECONDS: Final = 20.0
 class Options:
     """Settings of the installation.
 
-    `worker_image` is what a WeightBudget without an image runs; `version` is Ballast's own.
+    `worker_image` is what a WeightBudget without an image runs.
     """
 
     worker_image: str
-    version: str
     stale_definitions: tuple[str, ...] = ()
     """Fields of this release that the installed definitions lack."""
     max_model_services: int = MAX_MODEL_SERVICES

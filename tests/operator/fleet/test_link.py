@@ -69,7 +69,6 @@ async def rig(worker: FakeWorker) -> AsyncIterator[Rig]:
 async def test_an_assignment_is_sent_once_and_its_effect_is_reported(rig: Rig, worker: FakeWorker):
     rig.link.assign(rig.assignment(1, "a"))
     await until(lambda: rig.link.view.can_call("a"))
-    assert rig.link.settled
     rig.link.assign(rig.assignment(1, "a"))
     rig.link.assign(rig.assignment(2, "a", "b"))
     await until(lambda: rig.link.view.can_call("b"))
@@ -94,7 +93,7 @@ async def test_routes_travel_as_deltas_and_whole_to_a_worker_that_lost_them(rig:
 
 async def test_the_assignment_is_asserted_again_at_every_connection(rig: Rig, worker: FakeWorker):
     rig.link.assign(rig.assignment(1, "a"))
-    await until(lambda: rig.link.settled)
+    await until(lambda: worker.calls("ApplyAssignment"))
     await worker.stop()
     worker.restart()
     worker.models.clear()
@@ -143,7 +142,7 @@ async def test_a_refused_call_says_what_the_worker_said(rig: Rig, worker: FakeWo
 
 async def test_a_pod_that_is_gone_is_let_go(rig: Rig, worker: FakeWorker):
     await until(lambda: rig.link.view.known)
-    rig.fleet.keep_only([])
+    rig.fleet.leave("uid")
     assert rig.fleet.link("uid") is None
     assert rig.fleet.view("uid") is None
     await until(lambda: not worker._listeners)

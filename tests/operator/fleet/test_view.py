@@ -54,9 +54,9 @@ def test_a_full_state_makes_it_known_and_every_model_of_it_urgent(view):
     assert not view.can_call("a")
 
 
-def test_another_instance_is_a_restart(view):
-    assert not view.take(full(model("a")), now=2.0).restarted
-    assert view.take(full(model("a"), instance="other"), now=3.0).restarted
+def test_another_instance_begins_a_new_sequence(view):
+    view.take(full(model("a"), instance="other", sequence=0), now=3.0)
+    assert (view.instance_id, view.sequence) == ("other", 0)
 
 
 def test_a_heartbeat_changes_nothing_but_the_time(view):

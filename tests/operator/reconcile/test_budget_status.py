@@ -12,7 +12,6 @@ from ballast_operator.api.weightbudget import WeightBudgetSpec, WeightBudgetStat
 from ballast_operator.reconcile.budget_facts import facts
 from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, in_pieces
 from ballast_operator.reconcile.budget_status import body, rounded
-from ballast_operator.reconcile.conditions import BUDGET_TYPES
 from ballast_operator.reconcile.pods import Trouble, Wanted
 from ballast_operator.reconcile.wishes import Rejection
 from ballast_operator.reconcile.workers import Worker
@@ -49,7 +48,15 @@ def situation(*workers, replicas: int = 1, **fields) -> Situation:
 
 def said(now: Situation) -> dict[str, tuple[str, str]]:
     found = facts(now)
-    assert tuple(found) == BUDGET_TYPES
+    assert tuple(found) == (
+        "Accepted",
+        "PlanFits",
+        "WorkersReady",
+        "Fragmented",
+        "UpToDate",
+        "Degraded",
+        "Ready",
+    )
     return {type_: (fact.status, fact.reason.value) for type_, fact in found.items()}
 
 
