@@ -16,6 +16,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Mapping
 
 from e2e.demo import steps
 from e2e.demo.kube import Kube, StepError, is_local, local_environment
@@ -38,9 +39,9 @@ def say(text: str) -> None:
     print(f"          {text}", flush=True)
 
 
-def mebibytes(value: float | str) -> str:
+def mebibytes(value: float) -> str:
     """Bytes for a person."""
-    return f"{float(value) / 2**20:.0f} MiB"
+    return f"{value / 2**20:.0f} MiB"
 
 
 def main() -> int:
@@ -59,6 +60,15 @@ def main() -> int:
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def show_memory(workers: Mapping[str, Mapping[str, float]]) -> None:
+    """One line for each worker's device memory."""
+    for worker, figures in workers.items():
+        say(
+            f"{worker}: free {mebibytes(figures['free'])}, largest block {mebibytes(figures['largest'])}, fragmentation "
+            f"{figures['fragmentation']:.0%}, loads {figures['loads']:.0f}, evictions {figures['evictions']:.0f}"
+        )
 
 
 def show(*, local: bool) -> None:
@@ -84,21 +94,17 @@ def show(*, local: bool) -> None:
         say(f"{value:5.2f}  {left} | {right}")
 
     title("Load: more weights than fit, so models come and go")
-    before = steps.fragment(kube, say)
-    for worker, figures in before.items():
-        say(
-            f"{worker}: free {mebibytes(figures['free'])}, largest block {mebibytes(figures['largest'])}, fragmentation "
-            f"{figures['fragmentation']:.0%}, {figures['loads']:.0f} loads, {figures['evictions']:.0f} evictions"
-        )
+    show_memory(steps.fragment(kube, say))
 
-    title("Repack, then compact: the free device memory becomes one block again")
+    title("Repack: models are assigned to workers by what they need")
     repack = steps.command(kube, "repack", "lastRepack")
+    say(f"{repack['modelsPlaced']} models placed, {repack['modelsMoved']} moved")
+    steps.wait_ready(kube, say)
+    show_memory(steps.fragment(kube, say))
+
+    title("Compact: the free device memory becomes one block again")
     compaction = steps.command(kube, "compact", "lastCompaction")
-    after = steps.fragmentation(kube)
-    for worker, figures in after.items():
-        say(
-            f"{worker}: free {mebibytes(figures['free'])}, largest block {mebibytes(figures['largest'])}, fragmentation {figures['fragmentation']:.0%}"
-        )
+    show_memory(steps.fragmentation(kube))
 
     title("Summary, from the live system")
     print(steps.table(kube))
@@ -106,14 +112,12 @@ def show(*, local: bool) -> None:
     left, right, value = max(similarities, key=lambda s: s[2])
     print(f"Most alike: '{left}' and '{right}' ({value:.2f})")
     print(f"Repack: {repack.get('modelsPlaced', '?')} models placed, {repack.get('modelsMoved', '?')} moved")
-    for worker, figures in sorted(before.items()):
-        if worker in after:
-            print(
-                f"{worker}: largest free block {mebibytes(figures['largest'])} -> {mebibytes(after[worker]['largest'])}, "
-                f"fragmentation {figures['fragmentation']:.0%} -> {after[worker]['fragmentation']:.0%}"
-            )
-    moved = sum(after[worker]["moved"] - before[worker]["moved"] for worker in before if worker in after)
-    print(f"Compaction: {mebibytes(moved)} moved within the devices, {compaction['reloadedModels']} models reloaded")
+    print(
+        f"Compaction of the worst worker: largest free block {mebibytes(steps.size(compaction['largestFreeBefore']))} -> "
+        f"{mebibytes(steps.size(compaction['largestFreeAfter']))}, fragmentation {compaction['fragmentationPercentBefore']}% -> "
+        f"{compaction['fragmentationPercentAfter']}%, {mebibytes(steps.size(compaction['moved']))} moved, "
+        f"{compaction['reloadedModels']} models reloaded"
+    )
     if local:
         print('\nLook around:  eval "$(e2e/cluster/cluster env)"; kubectl get inferencemodels -n ballast-demo -o wide')
         print("Remove it:    make demo-down")

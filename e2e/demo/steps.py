@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ballast_contract import quantities
 from e2e.demo import client
 from e2e.demo.kube import CACHE, CLUSTER, ROOT, Kube, StepError, condition
 from e2e.samples.models.wordpiece import WordPiece
@@ -174,16 +175,13 @@ def wait_ready(kube: Kube, say: Say, *, namespace: str = NAMESPACE, seconds: flo
 
     def ready() -> bool:
         everything = models(kube, namespace=namespace)
-        for model in everything:
-            now = condition(model, "Ready")
-            text = (
-                "Ready" if now.get("status") == "True" else f"{now.get('reason', 'Unknown')}: {now.get('message', '')}"
-            )
-            name = model["metadata"]["name"]
-            if shown.get(name) != text:
-                shown[name] = text
-                say(f"{name}: {text}")
-        return bool(everything) and all(text == "Ready" for text in shown.values())
+        states = {m["metadata"]["name"]: condition(m, "Ready") for m in everything}
+        for name, now in states.items():
+            reason = "Ready" if now.get("status") == "True" else now.get("reason", "")
+            if reason and shown.get(name) != reason:
+                shown[name] = reason
+                say(f"{name}: {reason}" + (f": {now['message']}" if reason != "Ready" else ""))
+        return bool(states) and all(now.get("status") == "True" for now in states.values())
 
     kube.wait_for("every InferenceModel is Ready", ready, seconds=seconds)
     return time.monotonic() - started
@@ -323,6 +321,11 @@ def fragment(kube: Kube, say: Say, *, namespace: str = NAMESPACE, above: float =
         if max(worker["fragmentation"] for worker in found.values()) > above:
             return found
     raise StepError(f"the free device memory stayed in one piece: {found}")
+
+
+def size(quantity: object) -> int:
+    """Bytes of a quantity in a status."""
+    return quantities.parse_api(str(quantity))
 
 
 def command(

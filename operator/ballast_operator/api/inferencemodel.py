@@ -34,7 +34,8 @@ _FIRST: Final = r"[^./?#\\\x00-\x1f\x7f]"
 URI_PATTERN: Final = rf"^(pvc://{DNS_SUBDOMAIN}|file://)(/({_FIRST}|\.{_FIRST}|\.\.{_PART}){_PART}*)+$"
 """A place in a model store, or in the worker's own file system; no part of the path is empty, '.' or '..'."""
 
-MODEL_NAME_PATTERN: Final = r"^[A-Za-z0-9_]([-A-Za-z0-9._/]*[A-Za-z0-9_])?$"
+_SEGMENT: Final = "[A-Za-z0-9_]([-A-Za-z0-9._]*[A-Za-z0-9_])?"
+MODEL_NAME_PATTERN: Final = f"^{_SEGMENT}(/{_SEGMENT})*$"
 
 MAX_REPORTED_WORKERS: Final = 32
 """Workers listed in a status; `workersTotal` counts them all."""
@@ -95,6 +96,10 @@ class InferenceModelSpec(Spec):
             pydantic.Field(min_length=1, max_length=253),
             Spelling(
                 MODEL_NAME_PATTERN, "a model name: write letters, digits, '-', '_', '.' and '/', as in acme/minilm-v2"
+            ),
+            Rule(
+                "!self.split('/').exists(part, part in ['versions', 'infer', 'ready'])",
+                "modelName has a part named versions, infer or ready, which the protocol's addresses use: name it otherwise",
             ),
         ]
         | None

@@ -110,7 +110,7 @@ class Load:
 def crowding(model: ModelDemand, load: Load) -> str:
     """That a model is swapped on a worker, because not all of its models fit at once."""
     return (
-        f"{model.name} is swapped on '{load.name}', where {quantities.human(load.total(model))} of weights and code "
+        f"{model.called} is swapped on '{load.name}', where {quantities.human(load.total(model))} of weights and code "
         f"share {quantities.human(load.capacity or 0)} of device memory"
     )
 
@@ -118,10 +118,20 @@ def crowding(model: ModelDemand, load: Load) -> str:
 def shortage(model: ModelDemand, loads: list[Load], *, placed: int, wanted: int) -> str:
     """That copies of a model find no room, and what would make some."""
     load = min(loads, key=lambda load: (load.missing(model), load.name))
+    human = quantities.human
+    beside = [
+        f"{human(nbytes)} of {what}"
+        for nbytes, what in ((load.pinned, "pinned weights"), (load.code, "code"), (load.largest, "a swapped model"))
+        if nbytes
+    ]
     return (
-        f"{placed} of {wanted} copies have a worker: {model.name} needs {quantities.human(model.weights_bytes)} of device "
-        f"memory for weights and {quantities.human(model.code_bytes)} for code. On '{load.name}', the worker with the most "
-        f"room, {quantities.human(load.missing(model))} are missing of {quantities.human(load.capacity or 0)}, beside "
-        f"{quantities.human(load.pinned)} of pinned weights, {quantities.human(load.code)} of code and a largest swapped "
-        f"model of {quantities.human(load.largest)}: raise device.budget, add workers, or pin less"
+        f"{placed} of {wanted} copies have a worker: {model.called} needs {human(model.weights_bytes)} of device memory for "
+        f"weights"
+        + (f" and {human(model.code_bytes)} for code" if model.code_bytes else "")
+        + f"; '{load.name}', the worker "
+        f"with the most room, has {human(load.capacity or 0)} in all"
+        + (f", and on it {', '.join(beside)}" if beside else "")
+        + f": raise device.budget of the WeightBudget by at least {quantities.ceil_api(max(1, load.missing(model)))}"
+        + (", pin less" if load.pinned else "")
+        + ", or add workers with more memory"
     )

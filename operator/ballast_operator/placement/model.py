@@ -22,6 +22,7 @@ class ModelDemand:
         pinned: Its weights stay on the device (residency `device`).
         replicas: Copies wanted; more than there are workers means one on each.
         all_workers: A copy on every worker, whatever `replicas` says above 0.
+        title: What messages call it; the key where left out.
     """
 
     name: str
@@ -31,6 +32,12 @@ class ModelDemand:
     pinned: bool = False
     replicas: int = 1
     all_workers: bool = False
+    title: str = ""
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.title or self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,5 +233,5 @@ def _nothing(model: ModelDemand) -> ModelPlacement:
         workers=(),
         wanted=0,
         reason=Reason.WORKERS_STARTING,
-        message=f"{model.name} waits: the pool has no worker that can take models",
+        message=f"{model.called} waits: the pool has no worker that can take models",
     )

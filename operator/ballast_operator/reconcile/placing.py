@@ -105,6 +105,7 @@ def demands(
         found.append(
             ModelDemand(
                 name=model.uid,
+                title=model.name,
                 weights_bytes=weights,
                 code_bytes=max((state.code_bytes for state in reports), default=0),
                 utilization=usage.utilization if usage is not None else 0.0,

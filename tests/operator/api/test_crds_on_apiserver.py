@@ -78,6 +78,8 @@ def test_a_misspelled_field_is_refused_by_name(kubectl, manifest, field):
         (model("m", source={"uri": "pvc://models/../x"}), "'pvc://models/../x' is not a place of a bundle"),
         (model("m", source={"uri": "pvc://m/x", "digest": "abc"}), "'abc' is not a digest: write sha256:"),
         (model("m", modelName="a b"), "'a b' is not a model name"),
+        (model("m", modelName="a/../b"), "'a/../b' is not a model name"),
+        (model("m", modelName="x/versions/1"), "modelName has a part named versions, infer or ready"),
         (model("m", replicas=3, coverage="allWorkers"), "replicas is above 1, but coverage allWorkers"),
         (model("m", replicas=1001), "should be less than or equal to 1000"),
         (model("m", residency="pinned"), 'supported values: "unpinned", "system", "device"'),

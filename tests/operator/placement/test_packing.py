@@ -154,7 +154,7 @@ def test_a_model_larger_than_every_worker_is_refused_with_both_figures():
     assert placement.workers == ()
     assert placement.reason is Reason.INSUFFICIENT_DEVICE_MEMORY
     assert "18.6 GiB of device memory" in placement.message
-    assert "9.31 GiB are missing" in placement.message
+    assert "has 9.31 GiB in all" in placement.message
     assert "raise device.budget" in placement.message
 
 
