@@ -99,12 +99,14 @@ def show(*, local: bool) -> None:
     title("Repack: models are assigned to workers by what they need")
     repack = steps.command(kube, "repack", "lastRepack")
     say(f"{repack['modelsPlaced']} models placed, {repack['modelsMoved']} moved")
-    steps.wait_ready(kube, say)
-    show_memory(steps.fragment(kube, say))
+    steps.wait_ready(kube, lambda _: None)
+    before = steps.fragment(kube, say)
+    show_memory(before)
 
     title("Compact: the free device memory becomes one block again")
     compaction = steps.command(kube, "compact", "lastCompaction")
-    show_memory(steps.fragmentation(kube))
+    after = steps.fragmentation(kube)
+    show_memory(after)
 
     title("Summary, from the live system")
     print(steps.table(kube))
@@ -112,10 +114,14 @@ def show(*, local: bool) -> None:
     left, right, value = max(similarities, key=lambda s: s[2])
     print(f"Most alike: '{left}' and '{right}' ({value:.2f})")
     print(f"Repack: {repack.get('modelsPlaced', '?')} models placed, {repack.get('modelsMoved', '?')} moved")
+    for worker in sorted(before.keys() & after.keys()):
+        print(
+            f"{worker}: largest free block {mebibytes(before[worker]['largest'])} -> {mebibytes(after[worker]['largest'])}, "
+            f"fragmentation {before[worker]['fragmentation']:.0%} -> {after[worker]['fragmentation']:.0%}"
+        )
     print(
-        f"Compaction of the worst worker: largest free block {mebibytes(steps.size(compaction['largestFreeBefore']))} -> "
-        f"{mebibytes(steps.size(compaction['largestFreeAfter']))}, fragmentation {compaction['fragmentationPercentBefore']}% -> "
-        f"{compaction['fragmentationPercentAfter']}%, {mebibytes(steps.size(compaction['moved']))} moved, "
+        f"Compaction: fragmentation of the worst worker {compaction['fragmentationPercentBefore']}% -> "
+        f"{compaction['fragmentationPercentAfter']}%, {mebibytes(steps.size(compaction['moved']))} moved within the devices, "
         f"{compaction['reloadedModels']} models reloaded"
     )
     if local:
