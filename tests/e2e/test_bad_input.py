@@ -112,6 +112,18 @@ def test_a_store_that_the_budget_does_not_list_is_named(world, namespace, applie
     )
 
 
+@pytest.mark.parametrize("uri", ["pvc://model/e2e-broken/good", "pvc://models/e2e-broken/godo"])
+def test_a_mistake_in_the_uri_of_a_running_model_leaves_the_old_bundle_serving(world, namespace, applied, uri):
+    applied(model("running", f"pvc://models/{STORE}/good"))
+    wait_condition(world, namespace, "running", "Ready", "True", "Ready")
+    applied(model("running", uri))
+    found = wait_condition(world, namespace, "running", "Degraded", "True", "SourceNotFound")
+    assert uri in found["message"]
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+    answer = client.call(world, namespace, [(steps.infer_url("running", "running", namespace=namespace), body)])[0]
+    assert steps.outputs(answer) == [1, 2, 3, 4]
+
+
 def test_a_path_that_leaves_the_store_is_refused(world, namespace, applied):
     with pytest.raises(StepError, match=r"\.\."):
         applied(model("escape", "pvc://models/../../etc"))

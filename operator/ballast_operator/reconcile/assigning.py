@@ -47,7 +47,8 @@ def accepted(world: World, budget: Object, pool: Pool) -> list[Model]:
             continue
         if paused(obj):
             frozen.add(obj["metadata"]["uid"])
-        verdict = judge_model(obj, budget=budget, namesakes=world.namesakes(obj))
+        placed = bool(pool.targets.get(obj["metadata"]["uid"]))
+        verdict = judge_model(obj, budget=budget, namesakes=world.namesakes(obj), placed=placed)
         if not isinstance(verdict, Rejection):
             found.append(verdict)
     pool.frozen = frozenset(frozen)

@@ -56,7 +56,8 @@ class ModelReconciler:
         pool = None if budget is None else world.pool(key.namespace, budget["metadata"]["name"])
         if budget is not None and pool is not None and pool.uid != budget["metadata"]["uid"]:
             pool = None
-        verdict = judge_model(obj, budget=budget, namesakes=world.namesakes(obj))
+        placed = pool is not None and bool(pool.targets.get(obj["metadata"]["uid"]))
+        verdict = judge_model(obj, budget=budget, namesakes=world.namesakes(obj), placed=placed)
         if isinstance(verdict, Rejection) or budget is None:
             await self._clear_slices(key)
             return await self._report(key, obj, Situation(verdict, unknown_fields=self._unknown(obj)), pool)

@@ -137,13 +137,17 @@ def judge_budget(obj: Object) -> WeightBudgetSpec | Rejection:
     return spec
 
 
-def judge_model(obj: Object, *, budget: Object | None, namesakes: Sequence[Object]) -> Model | Rejection:
+def judge_model(
+    obj: Object, *, budget: Object | None, namesakes: Sequence[Object], placed: bool = False
+) -> Model | Rejection:
     """The model of an InferenceModel, or why it is not accepted.
 
     Args:
         obj: the InferenceModel.
         budget: its WeightBudget, or None when there is none.
         namesakes: every InferenceModel of the budget with the same served name, this one included.
+        placed: workers have it already. A new source that names no store of theirs is then refused by them, as any that
+            they cannot read, and they serve on from the old one.
     """
     spec = parse_model(obj)
     if isinstance(spec, Rejection):
@@ -166,7 +170,7 @@ def judge_model(obj: Object, *, budget: Object | None, namesakes: Sequence[Objec
             "choose another spec.modelName, or delete the other",
         )
     missing = _unlisted_claim(spec, budget)
-    if missing is not None:
+    if missing is not None and not placed:
         return missing
     return Model(uid=obj["metadata"]["uid"], namespace=namespace, name=name, served_name=served_name(obj), spec=spec)
 

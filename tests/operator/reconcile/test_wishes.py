@@ -74,6 +74,11 @@ def test_a_claim_that_is_not_listed_is_refused_and_a_file_needs_none(build: Buil
     assert isinstance(judge_model(obj, budget=build.budget_object(), namesakes=[obj]), Model)
 
 
+def test_a_model_that_workers_hold_is_not_taken_from_them_for_a_source_they_cannot_read(build: Builder):
+    obj = build.model_object(source={"uri": "pvc://elsewhere/x"})
+    assert isinstance(judge_model(obj, budget=build.budget_object(), namesakes=[obj], placed=True), Model)
+
+
 def test_a_stored_spec_that_cannot_be_read_is_refused_in_words(build: Builder):
     obj = build.model_object(residency="gpu")
     verdict = judge_model(obj, budget=build.budget_object(), namesakes=[obj])
