@@ -106,11 +106,20 @@ def test_compaction_makes_the_free_memory_one_block_and_drops_nothing(world, nam
 
 
 def test_endpoints_are_exactly_the_workers_that_hold_the_model(world, namespace):
-    for model in steps.models(world, namespace=namespace):
-        name = model["metadata"]["name"]
-        slices = world.get("endpointslices", "-n", namespace, "-l", f"kubernetes.io/service-name={name}")["items"]
-        targets = {e["targetRef"]["name"] for s in slices for e in s["endpoints"] or () if e["conditions"]["ready"]}
-        assert targets == {w["name"] for w in model["status"]["workers"]}
+    def differing():
+        found = {}
+        for model in steps.models(world, namespace=namespace):
+            name = model["metadata"]["name"]
+            slices = world.get("endpointslices", "-n", namespace, "-l", f"kubernetes.io/service-name={name}")["items"]
+            targets = {e["targetRef"]["name"] for s in slices for e in s["endpoints"] or () if e["conditions"]["ready"]}
+            holders = {w["name"] for w in model["status"]["workers"]}
+            if targets != holders:
+                found[name] = (targets, holders)
+        return found
+
+    # A worker that a model has left holds it for some seconds more.
+    world.wait_for("endpoints and workers are the same", lambda: not differing(), seconds=60)
+    assert not differing()
 
 
 def test_explain_reads_well(world):
