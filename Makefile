@@ -29,6 +29,26 @@ test: setup ## every check and test; PARTS="static unit" for some
 test-gpu: ## what needs an NVIDIA GPU; GPU_MODELS=DIR names sample bundles. One process a file: each wants the device alone
 	set -e; for file in tests/gpu/test_*.py; do python3 -m pytest -m gpu $$file; done
 
+.PHONY: bench-eviction bench-policy bench-churn bench-host bench-operator bench-placement bench-gpu
+bench-eviction bench-policy bench-churn bench-host bench-placement: venv
+	$(PYTHON) -m benchmarks.$(@:bench-%=%) $(ARGS)
+bench-operator: setup
+	$(PYTHON) -m benchmarks.operator $(ARGS)
+bench-gpu:
+	python3 -m benchmarks.gpu $(ARGS)
+bench-eviction: ## time to choose what to evict, and its cost against brute force (ARGS="--keep": write docs/benchmarks)
+bench-policy: ## reload seconds of the eviction policy against LRU and an offline bound, on published trace shapes
+bench-churn: ## 10,000 loads: failed allocations and growth, with and without contiguity admission
+bench-host: ## fill rate of the host pool against the plain read rate, table and eviction at 1,000 regions
+bench-operator: ## 5,000 models on 200 simulated workers with a real API server
+bench-placement: ## packing against round robin, least loaded and plain LPT
+bench-gpu: ## loads, compaction, churn and plan on an NVIDIA GPU
+
+.PHONY: venv
+venv:
+	$(BOOTSTRAP) packages
+	$(BOOTSTRAP) venv
+
 .PHONY: setup
 setup: ## packages, virtual environment, binaries and images (what is there is kept)
 	$(BOOTSTRAP) all

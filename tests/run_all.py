@@ -23,12 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 CLUSTER = ROOT / "e2e" / "cluster" / "cluster"
-SOURCES = ("operator", "worker_image", "tests", "e2e")
 
 STATIC = {
     "format": [BIN / "ruff", "format", "--check", "."],
     "lint": [BIN / "ruff", "check", "."],
-    "types": [BIN / "mypy", "operator", "worker_image", "e2e"],
+    "types": [BIN / "mypy", "operator", "worker_image", "e2e", "benchmarks"],
     "layers": [BIN / "lint-imports"],
     "generated files": [sys.executable, "e2e/generate.py", "--check"],
 }

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How every benchmark reports: progress on standard error, one JSON object as the last line of standard output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+KEPT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+
+
+def progress(text: str) -> None:
+    """Say on standard error what is being measured."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on: processor architecture, cores that this process may use, kernel, Python."""
+    return {
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def main(
+    name: str,
+    measure: Callable[[argparse.Namespace], Mapping[str, Any]],
+    *,
+    description: str | None,
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> None:
+    """Run one benchmark from the command line.
+
+    `measure` gets the parsed arguments and returns the figures; `arguments` adds options of its own to the parser.
+    With `--keep` the report is also written to docs/benchmarks/NAME.json, with the machine, the command and the date.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--keep", action="store_true", help=f"write the report to docs/benchmarks/{name}.json too")
+    arguments(parser)
+    options = parser.parse_args()
+    figures = dict(measure(options))
+    if options.keep:
+        kept = {
+            "command": " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": machine() | figures.pop("machine", {}),
+            **figures,
+        }
+        KEPT.mkdir(parents=True, exist_ok=True)
+        (KEPT / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
+    print(json.dumps(figures), flush=True)
