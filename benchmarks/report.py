@@ -37,7 +37,7 @@ def main(
     measure: Callable[[argparse.Namespace], Mapping[str, Any]],
     *,
     description: str | None,
-    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None,
 ) -> None:
     """Run one benchmark from the command line.
 
