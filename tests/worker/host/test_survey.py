@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from ballast_worker.host.errors import HostPoolError
-from ballast_worker.host.survey import remove, survey, sweep
+from ballast_worker.host.survey import survey, sweep
 
 MIB = 1 << 20
 
@@ -45,13 +45,3 @@ def test_a_sweep_frees_what_the_dead_left_and_keeps_the_mode_of_the_files(pool, 
     assert (path / "table").stat().st_mode & 0o777 == 0o640
     assert sweep(path) == 0
     assert [region.name for region in survey(path).regions] == ["a"]
-
-
-def test_a_pool_that_somebody_uses_is_not_removed(pool):
-    store = pool(budget=8, segment=4)
-    assert not remove(store._path)
-    assert (store._path / "table").exists()
-    store.close()
-    assert remove(store._path)
-    assert not store._path.exists()
-    assert not remove(store._path)

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -90,7 +91,9 @@ def _explain(config: WorkerConfig, parsed: argparse.Namespace) -> int:
 
 
 def _regions(config: WorkerConfig, parsed: argparse.Namespace) -> int:
-    """Looks at the pool itself, so that no worker has to run."""
+    """Looks at the pool itself, or removes one, so that no worker has to run."""
+    if parsed.remove is not None:
+        return _remove(parsed.remove)
     from ballast_worker.control.machine import pool_directory  # noqa: PLC0415 - imports JAX
     from ballast_worker.host.errors import HostPoolError  # noqa: PLC0415
     from ballast_worker.host.survey import survey  # noqa: PLC0415
@@ -117,6 +120,20 @@ def _regions(config: WorkerConfig, parsed: argparse.Namespace) -> int:
         for region in found.regions
     ]
     _table(rows)
+    return 0
+
+
+def _remove(directory: Path) -> int:
+    from ballast_worker.host.errors import HostPoolError  # noqa: PLC0415
+    from ballast_worker.host.removal import remove  # noqa: PLC0415
+
+    try:
+        gone = remove(directory)
+    except HostPoolError as error:
+        raise CommandError(str(error)) from error
+    if not gone:
+        raise CommandError(f"a process uses the host pool at {directory}: end it, and try again")
+    _print(f"{directory}: no host pool any more")
     return 0
 
 

@@ -29,6 +29,16 @@ examples:
 Every key of the file may also come from the environment: BALLAST_DEVICE_BUDGET=48g is device.budget.
 """
 
+_REGIONS: Final = """\
+examples:
+  ballast-worker regions                        the copies of the configured pool; no worker has to run
+  ballast-worker regions --config worker.yaml   of the pool that this file names
+  ballast-worker regions --json                 with digests, pages and times
+  ballast-worker regions --remove DIR           free the memory of a pool that nobody needs any more
+
+The exit code of --remove is 0 when there is no pool in DIR any more, and 1 when a process uses it or it cannot be removed.
+"""
+
 
 class _Parser(argparse.ArgumentParser):
     """Refuses what it does not know and names the nearest thing that it does."""
@@ -128,8 +138,17 @@ def _parser() -> _Parser:
     explain.add_argument("--model", default="", metavar="NAME", help="only of this model")
     explain.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
     explain.add_argument("--json", action="store_true", help="as JSON")
-    regions = commands.add_parser("regions", help="the host copies on this node", allow_abbrev=False)
+    regions = commands.add_parser(
+        "regions",
+        help="the host copies on this node",
+        epilog=_REGIONS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     regions.add_argument("--json", action="store_true", help="as JSON")
+    regions.add_argument(
+        "--remove", type=Path, metavar="DIR", help="remove the host pool in DIR, unless a process uses it"
+    )
     for command in commands.choices.values():
         # Behind a command too; what is not given there must not hide what was given before it.
         command.add_argument(

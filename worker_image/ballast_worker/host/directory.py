@@ -11,30 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ballast_worker.host.errors import HostPoolError
+from ballast_worker.host.lockbytes import ALLOCATION_BYTE, PRESENCE_BYTE, TABLE_BYTE
 from ballast_worker.host.locks import Locks
 from ballast_worker.host.table import TableFile
 
 TABLE_FILE = "table"
 SEGMENT_PREFIX = "segment-"
-
-# Bytes of the table file that are locked; none of them is ever written.
-_TABLE_BYTE = 1 << 40
-"""Held for bookkeeping only, never while a file is read or a segment allocated."""
-_PRESENCE_BYTE = _TABLE_BYTE + 1
-"""Held, shared, by everybody who uses the pool."""
-_ALLOCATION_BYTE = _TABLE_BYTE + 2
-"""Held while a segment file exists that is not in the table yet."""
-_SLOTS = _TABLE_BYTE + 16
-
-
-def entry_byte(slot: int) -> int:
-    """Exclusive: the region is being filled or evicted. Shared: it is being transferred."""
-    return _SLOTS + 2 * slot
-
-
-def keep_byte(slot: int) -> int:
-    """Shared: a worker wants the region kept. Exclusive: it is being evicted."""
-    return _SLOTS + 2 * slot + 1
 
 
 def boot_id() -> str:
@@ -90,11 +72,11 @@ class PoolDirectory:
     def locked(self) -> Iterator[None]:
         """Hold the table's lock. For bookkeeping only."""
         with self._lock:
-            self._table_lock.wait_exclusive(_TABLE_BYTE)
+            self._table_lock.wait_exclusive(TABLE_BYTE)
             try:
                 yield
             finally:
-                self._table_lock.unlock(_TABLE_BYTE)
+                self._table_lock.unlock(TABLE_BYTE)
 
     def locks(self) -> Locks:
         """A new holder of locks."""
@@ -105,10 +87,10 @@ class PoolDirectory:
         """Hold the allocation lock, or answer False when somebody else has it and `wait` is false."""
         with self.locks() as locks:
             if wait:
-                locks.wait_exclusive(_ALLOCATION_BYTE)
+                locks.wait_exclusive(ALLOCATION_BYTE)
                 yield True
             else:
-                yield locks.try_exclusive(_ALLOCATION_BYTE)
+                yield locks.try_exclusive(ALLOCATION_BYTE)
 
     def segment_files(self) -> set[int]:
         """Numbers of the segment files that are there, in the table or not."""
@@ -198,7 +180,7 @@ class PoolDirectory:
     def _recover(self, segment_bytes: int, boot: str) -> None:
         if not os.fstat(self._table_fd).st_nlink:
             raise HostPoolError(f"the host pool at {self.path} was removed meanwhile: try again")
-        alone = self._presence.try_exclusive(_PRESENCE_BYTE)
+        alone = self._presence.try_exclusive(PRESENCE_BYTE)
         reason = self.table.understood(boot_id=boot)
         if reason is None and alone and self.table.segment_bytes != segment_bytes:
             reason = f"its segments have {self.table.segment_bytes} bytes, and {segment_bytes} are configured"
@@ -212,13 +194,13 @@ class PoolDirectory:
             for number in self.segment_files():
                 self.remove_segment(number)
             self.table.initialise(segment_bytes=segment_bytes, boot_id=boot)
-        self._presence.try_shared(_PRESENCE_BYTE)
+        self._presence.try_shared(PRESENCE_BYTE)
 
     def alone(self) -> bool:
         """Whether nobody else uses the pool. Hold the table's lock."""
-        if not self._presence.try_exclusive(_PRESENCE_BYTE):
+        if not self._presence.try_exclusive(PRESENCE_BYTE):
             return False
-        self._presence.try_shared(_PRESENCE_BYTE)
+        self._presence.try_shared(PRESENCE_BYTE)
         return True
 
 

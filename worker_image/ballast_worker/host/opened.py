@@ -17,9 +17,10 @@ from ballast_worker.bundle.files import FileIdentity
 from ballast_worker.bundle.layout import LAYOUT_VERSION
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.host import regions
-from ballast_worker.host.directory import PoolDirectory, entry_byte, keep_byte
+from ballast_worker.host.directory import PoolDirectory
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.limits import Available
+from ballast_worker.host.lockbytes import entry_byte, keep_byte
 from ballast_worker.host.locks import Locks
 from ballast_worker.host.pages import pages_for
 from ballast_worker.host.segments import PageLocker, Segments

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from ballast_worker.host.directory import PoolDirectory, entry_byte, keep_byte
+from ballast_worker.host.directory import PoolDirectory
+from ballast_worker.host.lockbytes import entry_byte, keep_byte
 from ballast_worker.host.locks import Locks
 from ballast_worker.host.pages import PAGE_BYTES, Run, free_runs, take
 from ballast_worker.host.table import Entry, State, Table

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at a host pool from outside, and putting it right or away: for the command line and for clean-up on a node."""
+"""Looking at a host pool from outside, and putting it right."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ballast_worker.host import regions
-from ballast_worker.host.directory import TABLE_FILE, PoolDirectory, boot_id, entry_byte, keep_byte
+from ballast_worker.host.directory import TABLE_FILE, PoolDirectory, boot_id
 from ballast_worker.host.errors import HostPoolError
+from ballast_worker.host.lockbytes import entry_byte, keep_byte
 from ballast_worker.host.locks import Holding, held_by_others
 from ballast_worker.host.pages import PAGE_BYTES
 from ballast_worker.host.table import State, TableFile
@@ -131,28 +132,3 @@ def sweep(path: Path) -> int:
         return before.used_bytes - left + max(0, strays) * before.segment_bytes
     finally:
         directory.close()
-
-
-def remove(path: Path) -> bool:
-    """Remove a pool that nobody uses, with its directory; False when somebody does, or there is none.
-
-    Raises:
-        HostPoolError: the directory may not be trusted.
-    """
-    if not (path / TABLE_FILE).exists():
-        return False
-    segment_bytes = PAGE_BYTES
-    with contextlib.suppress(HostPoolError):
-        segment_bytes = survey(path).segment_bytes
-    directory = PoolDirectory(path, segment_bytes=segment_bytes, mode=None)
-    try:
-        with directory.locked():
-            if not directory.alone():
-                return False
-            for number in directory.segment_files():
-                directory.remove_segment(number)
-            (path / TABLE_FILE).unlink()
-    finally:
-        directory.close()
-    path.rmdir()
-    return True
