@@ -166,7 +166,7 @@ def test_a_builder_that_dies_is_reported_with_its_signal(builder, endless_bundle
     def kill_when_running(text):
         if text.startswith("running"):
             for process in builder._running:
-                os.kill(process.pid, signal.SIGKILL)
+                os.kill(process.process.pid, signal.SIGKILL)
 
     failure = builder.build(request_for(endless_bundle), progress=kill_when_running).failure
     assert failure.reason is Reason.LOAD_FAILED_PERMANENT
@@ -199,8 +199,8 @@ def test_the_kernel_takes_the_builder_before_the_worker(builder, endless_bundle,
     def look(text):
         if text.startswith("running"):
             for process in builder._running:
-                scores.append(int(Path(f"/proc/{process.pid}/oom_score_adj").read_text()))
-                os.kill(process.pid, signal.SIGKILL)
+                scores.append(int(Path(f"/proc/{process.process.pid}/oom_score_adj").read_text()))
+                os.kill(process.process.pid, signal.SIGKILL)
 
     builder.build(request_for(endless_bundle), progress=look)
     assert scores == [1000]
@@ -219,3 +219,51 @@ def test_a_program_that_would_take_more_than_the_budget_is_refused_before_it_run
         failure.message
     )
     assert not any(text.startswith("running") for text in said)
+
+
+def test_a_builder_that_takes_the_last_host_memory_is_killed_and_the_other_goes_on(store, endless_bundle, request_for):
+    """The shortage begins when both run; which of two holds more decides who goes."""
+    short = threading.Event()
+    local = LocalBuilder(store, parallelism=2, shortage=lambda: "nothing is left" if short.is_set() else None)
+    results = []
+    running = threading.Semaphore(0)
+
+    def progress(text):
+        if text.startswith("running"):
+            running.release()
+
+    def build():
+        results.append(local.build(request_for(endless_bundle, timeout_seconds=60.0), progress=progress))
+        short.clear()
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert running.acquire(timeout=60)
+    short.set()
+    for _ in range(600):
+        if results:
+            break
+        threads[0].join(0.1) if threads[0].is_alive() else threads[1].join(0.1)
+    (killed,) = results
+    assert killed.failure.reason is Reason.INSUFFICIENT_HOST_MEMORY
+    assert killed.failure.exit_code == -signal.SIGKILL
+    assert (
+        "bytes of host memory and was killed before the kernel had to choose: nothing is left" in killed.failure.message
+    )
+    local.close()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_bundle_is_not_compiled_for_ever_with_too_little_memory(store, small_bundle, request_for):
+    local = LocalBuilder(store, parallelism=1)
+    said: list[str] = []
+    little = replace(request_for(small_bundle), memory_bytes=16)
+    failures = [local.build(little, progress=said.append).failure for _ in range(5)]
+    assert {failure.reason for failure in failures} == {Reason.INSUFFICIENT_DEVICE_MEMORY}
+    assert said.count("compiling program batch=1 (1 of 3)") == 3
+    assert "tried 3 times, and not again before there is more memory for it" in failures[-1].message
+    assert local.build(request_for(small_bundle), progress=ignore).compiled == 3
+    assert local.build(little, progress=ignore).failure is None, "what is in the store needs no memory to build"

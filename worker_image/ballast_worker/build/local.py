@@ -1,60 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building on this machine: one builder process per bundle, bounded in number and in time."""
+"""Building on this machine: one builder process per bundle, bounded in number, in time and in memory."""
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import IO, Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuildFailure, BuildRequest, BuildResult, BuiltProgram, Dimensions
 from ballast_worker.build.runtime import describe
 from ballast_worker.build.store import Entry, ExecutableStore, Key, Runtime
+from ballast_worker.build.supervision import Supervised
 
-_LAST_LINES: Final = 12
+_TRIES: Final = 3
+"""With the same memory; somebody else may have held it the first time."""
+
+_FOR_LACK_OF_MEMORY: Final = frozenset({Reason.INSUFFICIENT_DEVICE_MEMORY, Reason.INSUFFICIENT_HOST_MEMORY})
 
 
-@dataclass(slots=True)
-class _Outcome:
-    """What one builder process did."""
+@dataclass(frozen=True, slots=True)
+class _Starved:
+    """A bundle that could not be built for lack of memory."""
 
-    built: int = 0
-    finished: bool = False
-    failure: BuildFailure | None = None
+    memory_bytes: int
+    tries: int
+    failure: BuildFailure
 
 
 class LocalBuilder:
     """Implements `builder.Builder`. Safe from any thread.
 
     A builder process dies with the thread that started it, so a caller's thread stays in `build` until the end.
+
+    Args:
+        store: where executables are kept.
+        parallelism: builder processes at once.
+        shortage: why no more host memory may be taken, or None; the largest builder is killed then.
     """
 
-    def __init__(self, store: ExecutableStore, *, parallelism: int) -> None:
+    def __init__(
+        self, store: ExecutableStore, *, parallelism: int, shortage: Callable[[], str | None] = lambda: None
+    ) -> None:
         self._store = store
         self._slots = threading.BoundedSemaphore(parallelism)
+        self._shortage = shortage
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: list[Supervised] = []
         self._runtimes: dict[tuple[str, int], Runtime] = {}
+        self._starved: dict[str, _Starved] = {}
         self._closed = False
 
     def build(self, request: BuildRequest, *, progress: Callable[[str], None]) -> BuildResult:
-        """See `Builder.build`."""
-        missing, outcome = self._missing(request), _Outcome()
+        """See `Builder.build`.
+
+        A bundle for which the memory did not suffice a few times is not tried again with as little; the store is still
+        asked, because another worker may have built it there.
+        """
+        missing, compiled = self._missing(request), 0
         if missing:
+            if (starved := self._still_starved(request)) is not None:
+                return BuildResult((), 0, 0, starved)
             progress("waiting for a builder")
             with self._slots:
-                self._run(request, missing, progress, outcome)
-            if outcome.failure is not None:
-                return BuildResult((), 0, 0, outcome.failure)
+                compiled, failure = self._run(request, missing, progress)
+            if failure is not None:
+                return BuildResult((), 0, 0, self._remember(request, failure))
         entries = self._entries(request)
         if entries is None:
             return BuildResult(
@@ -69,7 +82,7 @@ class LocalBuilder:
             )
         return BuildResult(
             programs=tuple(entry.program for entry in entries),
-            compiled=outcome.built,
+            compiled=compiled,
             context_bytes=max((entry.context_bytes for entry in entries), default=0),
         )
 
@@ -81,8 +94,8 @@ class LocalBuilder:
         """See `Builder.close`."""
         with self._lock:
             self._closed = True
-            for process in self._running:
-                _kill(process)
+            for builder in self._running:
+                builder.kill()
 
     def _runtime(self, request: BuildRequest) -> Runtime | None:
         """What programs are built for; on cuda the first builder process tells, since only a JAX client can."""
@@ -107,134 +120,64 @@ class LocalBuilder:
         entries = [entry for entry in found if entry is not None]
         return entries if len(entries) == len(found) else None
 
+    def _still_starved(self, request: BuildRequest) -> BuildFailure | None:
+        with self._lock:
+            starved = self._starved.get(request.digest)
+        if starved is None or starved.tries < _TRIES or request.memory_bytes > starved.memory_bytes:
+            return None
+        return starved.failure
+
+    def _remember(self, request: BuildRequest, failure: BuildFailure) -> BuildFailure:
+        if failure.reason not in _FOR_LACK_OF_MEMORY:
+            return failure
+        with self._lock:
+            before = self._starved.get(request.digest)
+            tries = before.tries + 1 if before is not None and request.memory_bytes <= before.memory_bytes else 1
+            if tries == _TRIES:
+                more = f"{failure.message}; tried {tries} times, and not again before there is more memory for it"
+                failure = replace(failure, message=more)
+            self._starved[request.digest] = _Starved(request.memory_bytes, tries, failure)
+        return failure
+
     def _run(
-        self,
-        request: BuildRequest,
-        programs: Sequence[Dimensions],
-        progress: Callable[[str], None],
-        outcome: _Outcome,
-    ) -> None:
+        self, request: BuildRequest, programs: Sequence[Dimensions], progress: Callable[[str], None]
+    ) -> tuple[int, BuildFailure | None]:
+        """Programs built by one process, and why not all."""
+        builder = Supervised(str(request.bundle), request.timeout_seconds, self._must_go)
         with self._lock:
             if self._closed:
-                outcome.failure = BuildFailure(Reason.DRAINING, "the worker is ending; nothing more is built")
-                return
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ballast_worker.build.process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                process_group=0,
-            )
-            self._running.add(process)
-        expired = threading.Event()
-
-        def expire() -> None:
+                return 0, BuildFailure(Reason.DRAINING, "the worker is ending; nothing more is built")
+            builder.start()
+            self._running.append(builder)
+        try:
+            outcome = builder.follow(self._message(request, programs), progress)
+        finally:
             with self._lock:
-                if process in self._running:
-                    expired.set()
-                    _kill(process)
+                self._running.remove(builder)
+        with self._lock:
+            if outcome.runtime is not None:
+                self._runtimes[request.backend, request.ordinal] = outcome.runtime
+            if outcome.failure is None:
+                self._starved.pop(request.digest, None)
+        return outcome.built, outcome.failure
 
-        timer = threading.Timer(request.timeout_seconds, expire)
-        timer.daemon = True
-        last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-        errors = threading.Thread(target=_drain, args=(process.stderr, last), name="builder-stderr", daemon=True)
-        with process:
-            timer.start()
-            errors.start()
-            try:
-                _send(process, self._message(request, programs))
-                self._follow(process, request, progress, outcome)
-                # Its number stays taken until it is reaped, so that the group can still be killed.
-                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            finally:
-                timer.cancel()
-                with self._lock:
-                    self._running.discard(process)
-                    _kill(process)
-                code = process.wait()
-                errors.join()
-        if expired.is_set():
-            outcome.failure = BuildFailure(
-                Reason.LOAD_FAILED_PERMANENT,
-                f"the builder of {request.bundle} did not end within {request.timeout_seconds:g} s and was killed: "
-                "raise build.timeoutSeconds if compiling it really takes longer",
-                code,
-            )
-        elif outcome.failure is None and (code != 0 or not outcome.finished):
-            outcome.failure = BuildFailure(Reason.LOAD_FAILED_PERMANENT, _crash(request, code, last), code)
+    def _must_go(self, builder: Supervised) -> str | None:
+        """Why this builder has to go: host memory is short and no other builder holds more of it."""
+        why = self._shortage()
+        if why is None:
+            return None
+        with self._lock:
+            largest = max(self._running, key=Supervised.resident_bytes, default=builder)
+        return why if largest is builder else None
 
-    def _message(self, request: BuildRequest, programs: Sequence[Dimensions]) -> str:
-        return json.dumps(
-            {
-                "bundle": str(request.bundle),
-                "digest": request.digest,
-                "programs": programs,
-                "backend": request.backend,
-                "ordinal": request.ordinal,
-                "memoryBytes": request.memory_bytes,
-                "store": str(self._store.root),
-                "parent": os.getpid(),
-            }
-        )
-
-    def _follow(
-        self,
-        process: subprocess.Popen[str],
-        request: BuildRequest,
-        progress: Callable[[str], None],
-        outcome: _Outcome,
-    ) -> None:
-        """Read events until the process closes its end."""
-        for line in process.stdout or ():
-            try:
-                event: dict[str, Any] = json.loads(line)
-            except ValueError:
-                continue  # cut short by a crash
-            match event["event"]:
-                case "runtime":
-                    with self._lock:
-                        self._runtimes[request.backend, request.ordinal] = _parse_runtime(event["runtime"])
-                case "progress":
-                    progress(event["text"])
-                case "built":
-                    outcome.built += 1
-                case "failed":
-                    outcome.failure = BuildFailure(Reason(event["reason"]), event["message"])
-                case "finished":
-                    outcome.finished = True
-
-
-def _parse_runtime(fields: dict[str, Any]) -> Runtime:
-    pairs = {name: tuple((key, value) for key, value in fields[name]) for name in ("libraries", "flags")}
-    return Runtime(**{**fields, **pairs})
-
-
-def _crash(request: BuildRequest, code: int, last: Sequence[str]) -> str:
-    how = f"ended with exit code {code}"
-    if code < 0:
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
-        how = f"was killed by {name}"
-        if -code == signal.SIGKILL:
-            how += ", as the kernel does when memory runs out: raise the worker's memory limit if it did"
-    tail = f"; its last words: {' | '.join(last)}" if last else ""
-    return f"the builder of {request.bundle} {how}{tail}"
-
-
-def _send(process: subprocess.Popen[str], message: str) -> None:
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(message)
-
-
-def _drain(stream: IO[str] | None, last: collections.deque[str]) -> None:
-    for line in stream or ():
-        if line.strip():
-            last.append(line.strip()[:400])
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill the builder and what it started (the compiler runs an assembler); nothing happens when all are gone."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    def _message(self, request: BuildRequest, programs: Sequence[Dimensions]) -> dict[str, object]:
+        return {
+            "bundle": str(request.bundle),
+            "digest": request.digest,
+            "programs": programs,
+            "backend": request.backend,
+            "ordinal": request.ordinal,
+            "memoryBytes": request.memory_bytes,
+            "store": str(self._store.root),
+            "parent": os.getpid(),
+        }

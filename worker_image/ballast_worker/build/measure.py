@@ -108,7 +108,7 @@ def compile_and_run(
     began = time.perf_counter()
     _run(executable, values)
     seconds = time.perf_counter() - began
-    scratch = max(temporary, _observed(executable, values, device))
+    scratch = max(temporary, observed_scratch(executable, values, device))
     # The CUDA runtime does not tell; what it loads is what was serialised (measured: 50 KB per program, either way).
     code = len(data) if device.platform != "cpu" else executable.code_bytes
     return Run(data, scratch, inputs + outputs, code, seconds)
@@ -121,7 +121,7 @@ def _run(executable: Executable, values: Sequence[jax.Array]) -> list[jax.Array]
     return results
 
 
-def _observed(executable: Executable, values: Sequence[jax.Array], device: jax.Device) -> int:
+def observed_scratch(executable: Executable, values: Sequence[jax.Array], device: jax.Device) -> int:
     """Scratch of one run as the allocator saw it, or 0 where it keeps no peak.
 
     The peak cannot be reset, so memory is filled up to it first; then what a run adds to it is its own.

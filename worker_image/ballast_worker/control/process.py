@@ -14,12 +14,15 @@ from ballast_contract.config import WorkerConfig
 from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
 from ballast_worker.control import introspection, metrics
+from ballast_worker.control.certificates import Certificates
 from ballast_worker.control.http import PageServer
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.preparation import Workshop
+from ballast_worker.control.refusals import Refusals
 from ballast_worker.control.server import ControlServer
 from ballast_worker.control.service import ControlService
 from ballast_worker.control.worker import Worker
+from ballast_worker.host import limits
 
 _log = logging.getLogger(__name__)
 
@@ -41,17 +44,24 @@ class WorkerProcess:
     """
 
     def __init__(self, config: WorkerConfig) -> None:
-        self._config = config
+        self._config, self._refusals = config, Refusals()
         with contextlib.ExitStack() as undo:
             undo.enter_context(_own(config.state_directory.expanduser()))
             self._workshop = Workshop(
                 config,
-                LocalBuilder(ExecutableStore(config.executable_store), parallelism=config.build.parallelism),
+                LocalBuilder(
+                    ExecutableStore(config.executable_store),
+                    parallelism=config.build.parallelism,
+                    shortage=limits.shortage,
+                ),
             )
             undo.callback(self._workshop.close)
             self.worker = Worker(config, Machine(config), self._workshop)
-            service = ControlService(self.worker.desk, self.worker.feed)
-            control = ControlServer(config, service)
+            directory = config.control.tls_directory
+            certificates = None if directory is None else Certificates(directory)
+            trusted = (lambda: "") if certificates is None else certificates.authorities
+            service = ControlService(self.worker.desk, self.worker.feed, self._refusals, trusted)
+            control = ControlServer(config, service, certificates, self._refusals)
             undo.callback(control.stop, grace_seconds=0.5)
             serving = config.serving
             pages = {**introspection.health(self.worker), "/metrics": metrics.page(self._snapshot)}
@@ -103,6 +113,7 @@ class WorkerProcess:
             inflight=inflight,
             builds=self._workshop.results(),
             pool=pool,
+            refused=self._refusals.counts(),
         )
 
 

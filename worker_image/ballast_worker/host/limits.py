@@ -8,6 +8,7 @@ this is asked before a segment is allocated.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +36,26 @@ class Available:
 def available(directory: Path, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
     """Ask every limit that applies to pages allocated in `directory` by this process."""
     status = os.statvfs(directory)
-    found = [Available(status.f_bavail * status.f_frsize, f"free space of the file system at {directory}")]
-    found += [
+    space = Available(status.f_bavail * status.f_frsize, f"free space of the file system at {directory}")
+    return min(space, memory(proc=proc, cgroups=cgroups), key=lambda one: one.nbytes)
+
+
+def memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
+    """Ask every limit that applies to memory of this process."""
+    found = [
         Available(max(0, left - MARGIN_BYTES), f"memory limit of the control group {group}")
         for group, left in _headrooms(proc, cgroups)
     ]
-    memory = _meminfo(proc).get("MemAvailable")
-    if memory is not None:
-        found.append(Available(max(0, memory - MARGIN_BYTES), "available memory of the node"))
-    return min(found, key=lambda one: one.nbytes)
+    node = _meminfo(proc).get("MemAvailable")
+    if node is not None:
+        found.append(Available(max(0, node - MARGIN_BYTES), "available memory of the node"))
+    return min(found, key=lambda one: one.nbytes, default=Available(sys.maxsize, "no limit"))
+
+
+def shortage() -> str | None:
+    """Why nothing more may be taken: some limit leaves less than the margin. None while there is room."""
+    left = memory()
+    return None if left.nbytes else f"less than {MARGIN_BYTES} bytes are left of the {left.limit}"
 
 
 def _headrooms(proc: Path, cgroups: Path) -> Iterator[tuple[str, int]]:
