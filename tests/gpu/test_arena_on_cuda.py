@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.device_conformance import CAPACITY, DeviceMemoryConformance
+from helpers.device_conformance import CAPACITY, MovingMemoryConformance
 from helpers.device_models import PATIENCE, Weights, check, load
 
 from ballast_worker.bundle.chunk import Chunk
@@ -65,7 +65,7 @@ def backend(gpu: DeviceFacts) -> Iterator[CudaBackend]:
     backend.close()
 
 
-class TestArenaOnCuda(DeviceMemoryConformance):
+class TestArenaOnCuda(MovingMemoryConformance):
     @pytest.fixture
     def memory(self, gpu: DeviceFacts) -> Iterator[ArenaMemory]:
         memory = ArenaMemory(CudaBackend(0), CAPACITY)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every DeviceMemory must do: one suite, run against each implementation by a subclass that provides `memory`."""
+"""What every DeviceMemory must do: one suite, run against each implementation by a subclass that provides `memory`; and
+what those do besides that do not share the pool of executions.
+"""
 
 from __future__ import annotations
 
@@ -94,27 +96,6 @@ class DeviceMemoryConformance:
         assert result.result(PATIENCE) == pytest.approx(float(weights.array(0).sum(dtype=np.float64)), rel=1e-5)
         lease.release()
         memory.release("a")
-
-    def test_b05_compaction_leaves_executing_weights_where_they_are(self, memory: DeviceMemory) -> None:
-        weights = {key: Weights.of_bytes(size * UNIT, size) for key, size in {"a": 4, "b": 8, "c": 12}.items()}
-        for key in "abc":
-            load(memory, key, weights[key])
-        memory.release("a")
-        place = {info.key: info.offset for info in memory.extents()}
-        lease = memory.lease("b")
-        with executing(lease) as result:
-            memory.compact()
-            assert {info.key: info.offset for info in memory.extents()}["b"] == place["b"]
-            assert memory.moves_for(memory.statistics().free) is None
-            with pytest.raises(NotPlaceableError):
-                memory.make_room(memory.statistics().free)
-        assert result.result(PATIENCE) == pytest.approx(float(weights["b"].array(0).sum(dtype=np.float64)), rel=1e-5)
-        lease.release()
-        memory.compact()
-        assert {info.key: info.offset for info in memory.extents()}["b"] == 0
-        assert memory.statistics().fragmentation == 0
-        for key in "bc":
-            check(memory, key, weights[key])
 
     def test_weights_that_are_being_filled_are_neither_freed_nor_moved(self, memory: DeviceMemory) -> None:
         load(memory, "low", Weights.of_bytes(8 * UNIT))
@@ -218,6 +199,87 @@ class DeviceMemoryConformance:
         assert memory.statistics() == before
         assert memory.extents() == extents
 
+    def test_pinned_bytes_are_counted_while_pinned(self, memory: DeviceMemory) -> None:
+        load(memory, "a", Weights.of_bytes(UNIT), pinned=True)
+        assert memory.statistics().pinned == UNIT
+        memory.pin("a", pinned=False)
+        assert memory.statistics().pinned == 0
+        memory.pin("a", pinned=True)
+        memory.pin("a", pinned=True)
+        assert memory.statistics().pinned == UNIT
+        memory.release("a")
+        assert memory.statistics().pinned == 0
+
+    def test_a_model_without_weights_takes_no_room(self, memory: DeviceMemory) -> None:
+        before = memory.statistics()
+        for weights in (Weights([]), Weights([TensorSpec("empty", "float32", (0,))])):
+            load(memory, "a", weights)
+            assert memory.statistics() == before
+            check(memory, "a", weights)
+            memory.compact()
+            assert memory.release("a") == 0
+
+    def test_statistics_are_consistent_from_any_thread(self, memory: DeviceMemory) -> None:
+        weights = [Weights.of_bytes((1 + i) * 4096) for i in range(8)]
+        stop = threading.Event()
+        wrong: list[str] = []
+
+        def watch() -> None:
+            while not stop.is_set():
+                extents, numbers = memory.extents(), memory.statistics()
+                ends = 0
+                for info in extents:
+                    if info.offset < ends:
+                        wrong.append(f"{info} overlaps what ends at {ends}")
+                    ends = info.offset + info.nbytes
+                if not 0 <= numbers.largest_free <= numbers.free <= numbers.capacity:
+                    wrong.append(str(numbers))
+
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(watch)
+            for turn in range(100):
+                key = str(turn % 8)
+                load(memory, key, weights[turn % 8])
+                if turn >= 4:
+                    memory.release(str((turn - 4) % 8))
+                if turn % 7 == 0:
+                    memory.compact()
+            stop.set()
+            watching.result(PATIENCE)
+        assert wrong == []
+
+    def test_memory_is_not_closed_under_a_lease(self, memory: DeviceMemory) -> None:
+        load(memory, "a", Weights.of_bytes(UNIT))
+        lease = memory.lease("a")
+        with pytest.raises(DeviceMemoryError, match="leased"):
+            memory.close()
+        lease.release()
+
+
+class MovingMemoryConformance(DeviceMemoryConformance):
+    """Also for memory that has nothing to do with the pool of executions."""
+
+    def test_b05_compaction_leaves_executing_weights_where_they_are(self, memory: DeviceMemory) -> None:
+        weights = {key: Weights.of_bytes(size * UNIT, size) for key, size in {"a": 4, "b": 8, "c": 12}.items()}
+        for key in "abc":
+            load(memory, key, weights[key])
+        memory.release("a")
+        place = {info.key: info.offset for info in memory.extents()}
+        lease = memory.lease("b")
+        with executing(lease) as result:
+            memory.compact()
+            assert {info.key: info.offset for info in memory.extents()}["b"] == place["b"]
+            assert memory.moves_for(memory.statistics().free) is None
+            with pytest.raises(NotPlaceableError):
+                memory.make_room(memory.statistics().free)
+        assert result.result(PATIENCE) == pytest.approx(float(weights["b"].array(0).sum(dtype=np.float64)), rel=1e-5)
+        lease.release()
+        memory.compact()
+        assert {info.key: info.offset for info in memory.extents()}["b"] == 0
+        assert memory.statistics().fragmentation == 0
+        for key in "bc":
+            check(memory, key, weights[key])
+
     def test_b12_fragmented_memory_takes_a_large_model_after_moves(self, memory: DeviceMemory) -> None:
         weights = {str(i): Weights.of_bytes(30 * UNIT, i) for i in range(8)}
         for key, content in weights.items():
@@ -274,26 +336,6 @@ class DeviceMemoryConformance:
         memory.make_room(free)
         assert memory.statistics().largest_free == free
 
-    def test_pinned_bytes_are_counted_while_pinned(self, memory: DeviceMemory) -> None:
-        load(memory, "a", Weights.of_bytes(UNIT), pinned=True)
-        assert memory.statistics().pinned == UNIT
-        memory.pin("a", pinned=False)
-        assert memory.statistics().pinned == 0
-        memory.pin("a", pinned=True)
-        memory.pin("a", pinned=True)
-        assert memory.statistics().pinned == UNIT
-        memory.release("a")
-        assert memory.statistics().pinned == 0
-
-    def test_a_model_without_weights_takes_no_room(self, memory: DeviceMemory) -> None:
-        before = memory.statistics()
-        for weights in (Weights([]), Weights([TensorSpec("empty", "float32", (0,))])):
-            load(memory, "a", weights)
-            assert memory.statistics() == before
-            check(memory, "a", weights)
-            memory.compact()
-            assert memory.release("a") == 0
-
     def test_a_model_comes_back_to_the_place_it_had(self, memory: DeviceMemory) -> None:
         weights = Weights.of_bytes(UNIT)
         for key in "abc":
@@ -314,40 +356,4 @@ class DeviceMemoryConformance:
             memory.activate("b")
             check(memory, "b", loaded)
         assert result.result(PATIENCE) == pytest.approx(float(resident.array(0).sum(dtype=np.float64)), rel=1e-5)
-        lease.release()
-
-    def test_statistics_are_consistent_from_any_thread(self, memory: DeviceMemory) -> None:
-        weights = [Weights.of_bytes((1 + i) * 4096) for i in range(8)]
-        stop = threading.Event()
-        wrong: list[str] = []
-
-        def watch() -> None:
-            while not stop.is_set():
-                extents, numbers = memory.extents(), memory.statistics()
-                ends = 0
-                for info in extents:
-                    if info.offset < ends:
-                        wrong.append(f"{info} overlaps what ends at {ends}")
-                    ends = info.offset + info.nbytes
-                if not 0 <= numbers.largest_free <= numbers.free <= numbers.capacity:
-                    wrong.append(str(numbers))
-
-        with ThreadPoolExecutor(1) as pool:
-            watching = pool.submit(watch)
-            for turn in range(100):
-                key = str(turn % 8)
-                load(memory, key, weights[turn % 8])
-                if turn >= 4:
-                    memory.release(str((turn - 4) % 8))
-                if turn % 7 == 0:
-                    memory.compact()
-            stop.set()
-            watching.result(PATIENCE)
-        assert wrong == []
-
-    def test_memory_is_not_closed_under_a_lease(self, memory: DeviceMemory) -> None:
-        load(memory, "a", Weights.of_bytes(UNIT))
-        lease = memory.lease("a")
-        with pytest.raises(DeviceMemoryError, match="leased"):
-            memory.close()
         lease.release()

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from helpers.device_conformance import CAPACITY, DeviceMemoryConformance
+from helpers.device_conformance import CAPACITY, MovingMemoryConformance
 
 from ballast_worker.device.arena_memory import ArenaMemory
 from ballast_worker.device.cpu import CpuBackend
 
 
-class TestArenaOnCpu(DeviceMemoryConformance):
+class TestArenaOnCpu(MovingMemoryConformance):
     @pytest.fixture
     def memory(self) -> Iterator[ArenaMemory]:
         memory = ArenaMemory(CpuBackend(), CAPACITY)

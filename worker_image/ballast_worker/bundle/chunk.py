@@ -15,7 +15,8 @@ class Chunk:
         offset: where the run starts in the model's layout, in bytes.
         data: the bytes; any contiguous read-only buffer.
         locked: the memory is page-locked, so that the device may copy from it directly and asynchronously.
-        release: called exactly once, from the copy thread, when the device no longer reads `data`.
+        release: called exactly once, from the copy thread, when the device no longer reads `data`. None: the bytes stay as
+            they are until the transfer ends.
     """
 
     offset: int

@@ -16,6 +16,7 @@ from ballast_worker.device.arena import Arena
 from ballast_worker.device.backend import Backend, DeviceError, DeviceLostError
 from ballast_worker.device.filling import Filling
 from ballast_worker.device.gate import UploadGate
+from ballast_worker.device.lease import ExtentLease
 from ballast_worker.device.memory import (
     DeviceMemoryError,
     ExtentInfo,
@@ -53,6 +54,8 @@ class ArenaMemory:
         DeviceError: the device does not have so many bytes.
         UnsupportedJaxlibError: the installed jaxlib cannot alias the block.
     """
+
+    shares_pool = False
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class ArenaMemory:
             dropped = self._contents.pop(key)
         del dropped
 
-    def lease(self, key: str) -> ArenaLease:
+    def lease(self, key: str) -> ExtentLease:
         """The right to execute from an extent; its views are built anew after a move."""
         with self._lock:
             extent = self._arena.lease(key)
@@ -128,7 +131,7 @@ class ArenaMemory:
             except BaseException:
                 self._end_lease(key)
                 raise
-        return ArenaLease(content.views, lambda: self._end_lease(key))
+        return ExtentLease(content.views, lambda: self._end_lease(key))
 
     def release(self, key: str) -> int:
         """Ready -> free; returns the bytes freed."""
@@ -159,6 +162,10 @@ class ArenaMemory:
     def compact(self) -> Moves:
         """Slide every idle extent down."""
         return self._carry_out(compaction.plan_slide(self._arena.blocks()))
+
+    def starved(self) -> bool:
+        """Executions have a pool of their own."""
+        return False
 
     def statistics(self) -> Statistics:
         """A consistent snapshot, from any thread; O(1)."""
@@ -215,27 +222,3 @@ class ArenaMemory:
     def _end_lease(self, key: str) -> None:
         with self._lock:
             self._arena.unlease(key)
-
-
-class ArenaLease:
-    """Implements `memory.Lease`."""
-
-    __slots__ = ("_arrays", "_end")
-
-    def __init__(self, arrays: Sequence[Any], end: Callable[[], None]) -> None:
-        self._arrays: Sequence[Any] | None = arrays
-        self._end = end
-
-    @property
-    def arrays(self) -> Sequence[Any]:
-        """One view per tensor, in argument order, until `release`."""
-        if self._arrays is None:
-            raise DeviceMemoryError("the lease has been released: its arrays may lie over other weights by now")
-        return self._arrays
-
-    def release(self) -> None:
-        """Give the right back. Once only."""
-        if self._arrays is None:
-            raise DeviceMemoryError("the lease has been released already")
-        self._arrays = None
-        self._end()

@@ -11,8 +11,8 @@ from typing import Any
 from ballast_worker.bundle.chunk import Chunk
 from ballast_worker.bundle.layout import Layout, Placed
 from ballast_worker.device.backend import Backend
+from ballast_worker.device.cover import Cover
 from ballast_worker.device.gate import UploadGate
-from ballast_worker.device.memory import DeviceMemoryError
 
 VIEWS_PER_PIECE = 16
 """Views built after each piece is sent: about 0.1 ms of Python, less than the piece takes."""
@@ -58,11 +58,11 @@ class Filling:
         """
         views: list[Any] = []
         missing = iter(self._layout.tensors)
-        covered: list[tuple[int, int]] = []
+        cover = Cover(self._layout)
         try:
             for chunk in chunks:
                 self._unreleased.append((self._sent + chunk.data.nbytes, chunk))
-                covered.append(self._range(chunk))
+                cover.add(chunk)
                 for offset, piece in self._pieces(chunk):
                     self._gate.wait_clear()
                     seen = self._upload.send(self._base + offset, piece, locked=chunk.locked)
@@ -70,7 +70,7 @@ class Filling:
                     self._release(seen)
                     self._progress(seen)
                     views.extend(view(placed) for placed in islice(missing, VIEWS_PER_PIECE))
-            self._check_cover(covered)
+            cover.check()
             views.extend(view(placed) for placed in missing)
             self._upload.finish()
             self._progress(self._sent)
@@ -80,26 +80,6 @@ class Filling:
             finally:
                 self._release_all()
         return views
-
-    def _range(self, chunk: Chunk) -> tuple[int, int]:
-        end = chunk.offset + chunk.data.nbytes
-        if chunk.offset < 0 or end > self._layout.nbytes:
-            raise DeviceMemoryError(
-                f"a chunk covers {chunk.offset} to {end} of a model that has {self._layout.nbytes} packed bytes"
-            )
-        return chunk.offset, end
-
-    def _check_cover(self, ranges: list[tuple[int, int]]) -> None:
-        position = 0
-        for low, high in sorted(ranges):
-            if low != position:
-                break
-            position = high
-        if position != self._layout.nbytes or sum(high - low for low, high in ranges) != self._layout.nbytes:
-            raise DeviceMemoryError(
-                f"the chunks do not cover the model's {self._layout.nbytes} packed bytes exactly once: "
-                f"the first gap or overlap is at {position}"
-            )
 
     def _pieces(self, chunk: Chunk) -> Iterator[tuple[int, memoryview]]:
         data = chunk.data.cast("B") if chunk.data.nbytes else memoryview(b"")

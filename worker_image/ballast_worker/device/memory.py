@@ -108,8 +108,15 @@ class Lease(Protocol):
 class DeviceMemory(Protocol):
     """One block of device memory that holds the weights of many models, an extent for each."""
 
+    @property
+    def shares_pool(self) -> bool:
+        """Weights lie in the allocator that executions take their scratch from. So nothing moves (`moves_for` answers no
+        count above 0), one extent is placed and filled at a time, and nothing executes meanwhile.
+        """
+        ...
+
     def place(self, key: str, layout: Layout, *, pinned: bool = False) -> None:
-        """Reserve an extent for `key` in state filling; best fit.
+        """Reserve an extent for `key` in state filling; best fit. Where the pool is shared, a block is left for executions.
 
         Raises:
             NotPlaceableError: no free block is large enough (see `moves_for`, `make_room`).
@@ -173,6 +180,12 @@ class DeviceMemory(Protocol):
 
     def compact(self) -> Moves:
         """Slide every idle extent down, so that the free memory is as few blocks as the busy ones allow."""
+        ...
+
+    def starved(self) -> bool:
+        """Whether the weights leave executions too little in one block, so that some of them have to go first. Never where
+        the pool is not shared.
+        """
         ...
 
     def statistics(self) -> Statistics:
