@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from ballast_contract.reasons import Reason
 from ballast_worker.control import hostbudget
 from ballast_worker.control.models import Failure
 from ballast_worker.control.parts import Parts, reserve
+from ballast_worker.device import nvml, settling
 from ballast_worker.device.backend import Backend, DeviceError, DeviceUnavailableError
 from ballast_worker.device.budget import Budget, BudgetError, resolve
 from ballast_worker.device.cpu import CpuBackend
@@ -39,6 +41,7 @@ class Machine:
         budget: device memory of the whole process.
         context: planned for driver context and libraries, in bytes.
         fault: why the device cannot be used at all, or None.
+        settled: what others were about to give back has been waited for.
     """
 
     def __init__(self, config: WorkerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,6 +49,7 @@ class Machine:
         self._used: int | None = None
         self._used_at: float | None = None
         self._facts = DeviceFacts(kind=config.backend, name="")
+        self._touched = False
         self.budget = Budget(0, "the device cannot be used", "unset")
         self.context = CONTEXT_BYTES[config.backend]
         self.fault: Failure | None = None
@@ -56,6 +60,29 @@ class Machine:
             self.fault = Failure(Reason.INSUFFICIENT_DEVICE_MEMORY, f"the device cannot be used: {error}")
         except BudgetError as error:
             self.fault = Failure(Reason.INVALID_SPEC, str(error))
+        self.settled = self.fault is not None or config.backend == "cpu"
+
+    def settle(self, *, pause: Callable[[float], bool], say: Callable[[str], None]) -> None:
+        """Wait for device memory that others are about to give back; blocks. See `settling.settle`."""
+        wanted = None if self._config.device.budget is None else self.budget.nbytes
+        try:
+            self._observe(settling.settle(lambda: nvml.usage(self._facts.uuids), wanted, pause=pause, say=say))
+        finally:
+            self.settled = True
+
+    def look(self) -> Budget:
+        """The budget and what is free for it now, as long as this process has taken nothing itself."""
+        if self._config.backend == "cuda" and not self._touched:
+            self._observe(nvml.usage(self._facts.uuids))
+        return self.budget
+
+    def _observe(self, usage: nvml.Usage | None) -> None:
+        if usage is None:
+            return
+        config = self._config.device
+        self._facts = self._facts.at(usage)
+        budget = resolve(config.budget, config.reserve, self._facts)
+        self.budget = replace(budget, held=settling.held_by(usage.holders))
 
     def overhead(self, host_bytes: int) -> int:
         """Device memory that the arena's allocation and page-locked host memory take besides, in bytes."""
@@ -83,6 +110,7 @@ class Machine:
     ) -> Parts:
         """Take what the plan says; see `parts.reserve` for what is raised. Blocks for as long as the driver takes."""
         config = self._config
+        self._touched = True
         if config.backend == "cuda" and self._facts.total_bytes:
             # Read when JAX's client is made, which is when the backend's device is asked for first.
             os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true"

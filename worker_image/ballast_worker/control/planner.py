@@ -54,18 +54,25 @@ class Planner:
     def consider(self, lineup: Lineup, now: float) -> Accepted | Failure | None:
         """A plan for what is built, or why there is none; None when nothing has changed since the last."""
         again = self._again_at is not None and now >= self._again_at
+        if again or self._inputs is None:
+            self.limits.basis = replace(self.limits.basis, budget=self._machine.look())
         built = lineup.built()
         weights = sum(one.bundle.layout.nbytes for one in built.values())
         host = self._machine.host_bytes(weights, 0)
         overhead = self._machine.overhead(host if isinstance(host, int) else 0)
         basis = self.limits.basis = replace(self.limits.basis, overhead=overhead)
         inputs = basis.inputs(_wanted(lineup, built))
-        if inputs == self._inputs and not again:
+        lacking = self.plan is not None and self.plan.lacking
+        if inputs == self._inputs and (lacking or not again):
+            if again:
+                self._again_at = now + _AGAIN_SECONDS
             return None
         self._inputs, self._again_at = inputs, None
         self.plan = plan = basis.plan(inputs)
         _tell(plan)
         if not plan.fits:
+            if plan.lacking:
+                self._again_at = now + _AGAIN_SECONDS
             return planning.refusal(plan)
         host = self._machine.host_bytes(weights, plan.arena)
         if isinstance(host, Failure):

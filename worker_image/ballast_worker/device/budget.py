@@ -27,6 +27,7 @@ class Budget:
         setting: device.budget as it is set now, `unset` when it is not.
         available: bytes that were free on the device at start; None when not known, or on cpu.
         reserve: what was subtracted from the free bytes; None unless the budget was derived from them.
+        held: who else holds memory of the device, in words.
     """
 
     nbytes: int
@@ -34,6 +35,7 @@ class Budget:
     setting: str
     available: int | None = None
     reserve: int | None = None
+    held: str = ""
 
 
 def resolve(configured: int | str | None, reserve: int, facts: DeviceFacts) -> Budget:

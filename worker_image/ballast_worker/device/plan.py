@@ -110,6 +110,7 @@ class Plan:
     Attributes:
         budget: bytes.
         budget_source: where that figure comes from.
+        lacking: in words, why the device has less free than the budget; empty when it has enough.
         lines: in order.
         fits: the worker may start.
         minimum: the smallest budget that would fit, in bytes.
@@ -126,6 +127,7 @@ class Plan:
     shortfall: int
     knobs: tuple[Knob, ...]
     warnings: tuple[str, ...]
+    lacking: str = ""
 
     def line(self, name: str) -> int:
         """Bytes of a line."""
@@ -166,7 +168,12 @@ def make_plan(inputs: PlanInputs) -> Plan:
         shortfall=shortfall,
         knobs=_knobs(inputs, needs) if shortfall else (),
         warnings=warnings,
+        lacking=_lacking(inputs.budget) if within < budget else "",
     )
+
+
+def _lacking(budget: Budget) -> str:
+    return f"{budget.available} bytes of the device are free{f', {budget.held}' if budget.held else ''}"
 
 
 def _needs(inputs: PlanInputs) -> Needs:

@@ -28,9 +28,10 @@ def render(plan: Plan) -> str:
 
 def refusal(plan: Plan) -> str:
     """What the plan needs, what there is, the shortfall in bytes and every setting that alone would cure it."""
+    lacking = f" ({plan.lacking})" if plan.lacking else ""
     return (
         f"the device memory plan does not fit: it needs {plan.minimum} bytes ({human(plan.minimum)}), the budget is "
-        f"{plan.budget} bytes ({human(plan.budget)}, {plan.budget_source}), {plan.shortfall} bytes are missing. "
+        f"{plan.budget} bytes ({human(plan.budget)}, {plan.budget_source}), {plan.shortfall} bytes are missing{lacking}. "
         + _cures(plan)
     )
 

@@ -7,7 +7,7 @@ this one only when it is alone there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ballast_worker.device import nvml
@@ -35,6 +35,15 @@ class DeviceFacts:
     used_before_bytes: int | None = None
     other_processes: int | None = None
 
+    def at(self, usage: nvml.Usage | None) -> DeviceFacts:
+        """The same device at another moment before this process has a context on it."""
+        return replace(
+            self,
+            free_bytes=usage.free if usage else None,
+            used_before_bytes=usage.used if usage else None,
+            other_processes=usage.processes if usage else None,
+        )
+
 
 def describe(backend: Literal["cpu", "cuda"], ordinal: int) -> DeviceFacts:
     """The facts of a device. To be called before this process has a context on it.
@@ -47,16 +56,8 @@ def describe(backend: Literal["cpu", "cuda"], ordinal: int) -> DeviceFacts:
     from ballast_worker.device.cuda import identify  # noqa: PLC0415 - only a worker on cuda has its packages
 
     identity = identify(ordinal)
-    usage = nvml.usage(identity.uuids)
-    return DeviceFacts(
-        kind="cuda",
-        name=identity.name,
-        uuids=identity.uuids,
-        total_bytes=identity.total_bytes,
-        free_bytes=usage.free if usage else None,
-        used_before_bytes=usage.used if usage else None,
-        other_processes=usage.processes if usage else None,
-    )
+    found = DeviceFacts(kind="cuda", name=identity.name, uuids=identity.uuids, total_bytes=identity.total_bytes)
+    return found.at(nvml.usage(identity.uuids))
 
 
 def driver_used(facts: DeviceFacts) -> int | None:
