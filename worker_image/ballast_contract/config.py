@@ -170,8 +170,7 @@ class Control(Section):
 
     tls_directory: Path | None = None
     """Directory with ca.crt, tls.crt and tls.key, read again at each connection: mutual TLS, and only a client whose
-    certificate carries the operator's name is heard. None: plain text, and a worker without an operator then listens on
-    loopback only."""
+    certificate carries the operator's name is heard. None: plain text, on loopback only."""
 
 
 class WorkerConfig(Section):

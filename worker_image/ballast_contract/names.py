@@ -16,6 +16,8 @@ INTROSPECTION_PORT: Final = 8004
 
 WORKER_CERTIFICATE: Final = "ballast-workers-tls"
 """Secret of a namespace with the keys ca.crt, tls.crt and tls.key of its workers."""
+OPERATOR_CERTIFICATE: Final = "ballast-operator-tls"
+"""Secret of the operator's namespace with the authority that signs the certificates of operator and workers."""
 TLS_WORKER_NAME: Final = "worker.ballast.dev"
 """DNS name in every worker's certificate: the server name that the operator expects, whatever the pod's address."""
 TLS_OPERATOR_NAME: Final = "operator.ballast.dev"

@@ -96,6 +96,8 @@ class Reason(StrEnum):
     """The spec breaks a rule that the schema cannot express."""
 
     # Trouble that may pass
+    SECRET_CONFLICT = "SecretConflict"
+    """The Secret that workers need for their certificate exists and was not made by Ballast; it is left alone."""
     WORKER_GONE = "WorkerGone"
     """The worker that served the model is gone."""
     WORKER_CRASHED = "WorkerCrashed"
@@ -106,6 +108,10 @@ class Reason(StrEnum):
     """The weights left the device to make room and come back with the next call."""
     LOAD_FAILED_WILL_RETRY = "LoadFailedWillRetry"
     """A load failed and is tried again."""
+    CERTIFICATE_REFUSED = "CertificateRefused"
+    """What answers at a worker's address shows a certificate that the operator does not accept; nothing is heard from it."""
+    EPOCH_REFUSED = "EpochRefused"
+    """The worker has seen an epoch so high that no operator of this cluster can have had it, and obeys nobody below."""
     LOAD_FAILED_PERMANENT = "LoadFailedPermanent"
     """A load or build failed in a way that only a change of the spec or the source can cure."""
     QUARANTINED = "Quarantined"

@@ -161,8 +161,10 @@ class WatchResponse(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., full: _Optional[_Union[WorkerState, _Mapping]] = ..., change: _Optional[_Union[StateChange, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("authorities",)
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    authorities: str
+    def __init__(self, authorities: _Optional[str] = ...) -> None: ...
 
 class StateChange(_message.Message):
     __slots__ = ("models", "removed", "device", "condition", "assignment_generation", "host")

@@ -31,6 +31,7 @@ class Snapshot:
         inflight: calls under way.
         builds: finished builds by result: built, stored (nothing had to be compiled) or failed.
         pool: the XLA pool's own figures, where the runtime keeps them: bytes, in use, peak.
+        refused: callers of the control service that were not heard, by reason.
     """
 
     view: WorkerView
@@ -40,6 +41,7 @@ class Snapshot:
     inflight: int = 0
     builds: Mapping[str, int] | None = None
     pool: tuple[int, int, int] | None = None
+    refused: Mapping[str, int] | None = None
 
 
 class WorkerCollector(Collector):
@@ -74,6 +76,15 @@ class WorkerCollector(Collector):
             for result, count in sorted(snapshot.builds.items()):
                 builds.add_metric([result], count)
             yield builds
+        if snapshot.refused is not None:
+            refused = CounterMetricFamily(
+                "worker_control_refusals",
+                "Control connections and calls that were not heard: handshake, name or epoch",
+                labels=["reason"],
+            )
+            for reason, count in sorted(snapshot.refused.items()):
+                refused.add_metric([reason], count)
+            yield refused
 
 
 def page(snapshot: Callable[[], Snapshot]) -> Callable[[Request], Response]:

@@ -1,43 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gRPC server of the control service: addresses, mutual TLS and who is heard."""
+"""The gRPC server of the control service and where it listens: behind mutual TLS, or on loopback."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable
+import socket
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
-from ballast_contract import names
 from ballast_contract.config import WorkerConfig
+from ballast_worker.control.certificates import Certificates
+from ballast_worker.control.front import TlsFront
+from ballast_worker.control.refusals import Refusals
 from ballast_worker.control.service import MAX_WATCHERS, ControlService, add_to
 
-_log = logging.getLogger(__name__)
-
 _CALLS: Final = 8
-_FILES: Final = ("ca.crt", "tls.crt", "tls.key")
 
 
 class ControlServer:
     """Listens from construction on; the worker answers before its device is touched.
 
-    Without TLS a worker that stands alone listens on loopback only.
+    With certificates only the operator is heard. Without them the server listens on loopback only: plain text never
+    leaves the worker.
 
     Raises:
-        OSError: the port cannot be had, or a certificate cannot be read.
+        OSError: the port cannot be had.
     """
 
-    def __init__(self, config: WorkerConfig, service: ControlService) -> None:
-        directory = config.control.tls_directory
-        host = config.serving.host if config.managed or directory is not None else "127.0.0.1"
+    def __init__(
+        self, config: WorkerConfig, service: ControlService, certificates: Certificates | None, refusals: Refusals
+    ) -> None:
         self._pool = ThreadPoolExecutor(_CALLS + MAX_WATCHERS, thread_name_prefix="control")
         self._server = grpc.server(
             self._pool,
-            interceptors=[] if directory is None else [_OperatorOnly()],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", 64 << 20),
@@ -48,85 +47,38 @@ class ControlServer:
             ],
         )
         add_to(self._server, service)
-        address = f"{host}:{config.serving.control_port}"
-        try:
-            if directory is None:
-                if config.managed:
-                    _log.warning(
-                        "the control service speaks plain text: whoever reaches port %d may give orders; "
-                        "set control.tlsDirectory",
-                        config.serving.control_port,
-                    )
-                self.port: int = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, _credentials(directory))
-        except RuntimeError as error:
-            raise OSError(f"serving.controlPort: {address} cannot be listened on: {error}") from error
-        self._server.start()
+        self._front = contextlib.ExitStack()
+        if certificates is None:
+            self.port = self._listen_on_loopback(config.serving.control_port)
+            self._server.start()
+            return
+        with contextlib.ExitStack() as undo:
+            listening = _bound(config.serving.host, config.serving.control_port)
+            undo.callback(listening.close)
+            # Short, since a UNIX socket's path may have 107 characters at most, and only this user may enter it.
+            backend = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="control-"))) / "grpc"
+            self._server.add_insecure_port(f"unix:{backend}")
+            self._server.start()
+            self.port = int(listening.getsockname()[1])
+            undo.callback(TlsFront(listening, certificates, refusals, backend=backend).stop)
+            self._front = undo.pop_all()
 
     def stop(self, *, grace_seconds: float) -> None:
         """Take no new calls, let running ones end within the grace; returns when all have ended."""
         self._server.stop(grace_seconds).wait()
+        self._front.close()
         self._pool.shutdown()
 
-
-def _credentials(directory: Path) -> grpc.ServerCredentials:
-    """Mutual TLS whose certificates are read again at each connection."""
-    held = [_configuration(_read(directory))]
-
-    def fetch() -> grpc.ServerCertificateConfiguration:
-        with contextlib.suppress(OSError):  # in the middle of being replaced: the next connection reads again
-            held[0] = _configuration(_read(directory))
-        return held[0]
-
-    return grpc.dynamic_ssl_server_credentials(held[0], fetch, require_client_authentication=True)
+    def _listen_on_loopback(self, port: int) -> int:
+        try:
+            return int(self._server.add_insecure_port(f"127.0.0.1:{port}"))
+        except RuntimeError as error:
+            raise OSError(f"serving.controlPort: 127.0.0.1:{port} cannot be listened on: {error}") from error
 
 
-def _read(directory: Path) -> tuple[bytes, ...]:
-    return tuple((directory / name).read_bytes() for name in _FILES)
-
-
-def _configuration(files: tuple[bytes, ...]) -> grpc.ServerCertificateConfiguration:
-    authority, certificate, key = files
-    return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
-
-
-class _OperatorOnly(grpc.ServerInterceptor):
-    """Refuses every client whose certificate does not carry the operator's name."""
-
-    def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
-        handler = continuation(details)
-        if handler is None:
-            return None
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                _guard_stream(handler.unary_stream), handler.request_deserializer, handler.response_serializer
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            _guard(handler.unary_unary), handler.request_deserializer, handler.response_serializer
-        )
-
-
-def _guard(method: Callable[..., Any]) -> Callable[..., Any]:
-    def guarded(request: Any, context: grpc.ServicerContext) -> Any:
-        _check(context)
-        return method(request, context)
-
-    return guarded
-
-
-def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
-    def guarded(request: Any, context: grpc.ServicerContext) -> Any:
-        _check(context)
-        yield from method(request, context)
-
-    return guarded
-
-
-def _check(context: grpc.ServicerContext) -> None:
-    identities = context.auth_context().get("x509_subject_alternative_name", ())
-    if names.TLS_OPERATOR_NAME.encode() not in identities:
-        context.abort(
-            grpc.StatusCode.PERMISSION_DENIED,
-            f"the client's certificate does not carry the name {names.TLS_OPERATOR_NAME}",
-        )
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
+    except OSError as error:
+        raise OSError(f"serving.controlPort: {host}:{port} cannot be listened on: {error}") from error

@@ -20,6 +20,7 @@ from ballast_worker.control import report
 from ballast_worker.control.assignment import AssignmentError
 from ballast_worker.control.feed import Feed
 from ballast_worker.control.models import Failure
+from ballast_worker.control.refusals import Refusals, Refused
 from ballast_worker.device.plan import Plan
 from ballast_worker.residency.demand import Decision, Refusal
 from ballast_worker.residency.protocol import CompactionMode, CompactionResult
@@ -94,10 +95,17 @@ class Controlled(Protocol):
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    """Implements `ballast.control.v1.Control`."""
+    """Implements `ballast.control.v1.Control`.
 
-    def __init__(self, worker: Controlled, feed: Feed) -> None:
+    Args:
+        authorities: SHA-256 of the authorities that the worker trusts now; empty without TLS.
+    """
+
+    def __init__(
+        self, worker: Controlled, feed: Feed, refusals: Refusals, authorities: Callable[[], str] = lambda: ""
+    ) -> None:
         self._worker, self._feed = worker, feed
+        self._refusals, self._authorities = refusals, authorities
         self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.WatchResponse]:  # noqa: N802
@@ -106,11 +114,25 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if not self._watchers.acquire(blocking=False):
             self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} watchers are connected already")
         try:
-            yield from self._feed.watch(
-                instance_id=request.instance_id, sequence=request.sequence, active=context.is_active
-            )
+            yield from self._watch(request, context)
         finally:
             self._watchers.release()
+
+    def _watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.WatchResponse]:
+        """What the feed says, and in between, whenever they change, the authorities that are trusted here."""
+        told = ""
+        for message in self._feed.watch(
+            instance_id=request.instance_id, sequence=request.sequence, active=context.is_active
+        ):
+            yield message
+            if (trusted := self._authorities()) != told:
+                told = trusted
+                yield pb.WatchResponse(
+                    instance_id=message.instance_id,
+                    sequence=message.sequence,
+                    epoch=message.epoch,
+                    heartbeat=pb.Heartbeat(authorities=trusted),
+                )
 
     def Inspect(self, request: pb.InspectRequest, context: grpc.ServicerContext) -> pb.InspectResponse:  # noqa: N802
         """See the service."""
@@ -214,6 +236,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             if epoch > seen:
                 self._worker.see_epoch(epoch)
             return
+        self._refusals.note(Refused.EPOCH, peer=context.peer().rpartition(":")[0], cause=message)
         context.set_trailing_metadata(((names.EPOCH_METADATA, str(seen)),))
         self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
 
@@ -237,7 +260,7 @@ def _code(reason: Reason) -> grpc.StatusCode:
 
 
 def _loopback(peer: str) -> bool:
-    return peer.startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:"))
+    return peer.startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D"))
 
 
 def add_to(server: Any, service: ControlService) -> None:
