@@ -42,7 +42,8 @@ def main(
     """Run one benchmark from the command line.
 
     `measure` gets the parsed arguments and returns the figures; `arguments` adds options of its own to the parser.
-    With `--keep` the report is also written to docs/benchmarks/NAME.json, with the machine, the command and the date.
+    With `--keep` the report is also written to docs/benchmarks/NAME.json, with `--out DIR` to DIR/NAME.json, together with
+    the machine, the command and the date.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
@@ -50,16 +51,19 @@ def main(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--keep", action="store_true", help=f"write the report to docs/benchmarks/{name}.json too")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"write the report to DIR/{name}.json")
     arguments(parser)
     options = parser.parse_args()
     figures = dict(measure(options))
-    if options.keep:
+    folders = [KEPT] * options.keep + [options.out] * (options.out is not None)
+    if folders:
         kept = {
             "command": " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
             "date": datetime.now(UTC).date().isoformat(),
             "machine": machine() | figures.pop("machine", {}),
             **figures,
         }
-        KEPT.mkdir(parents=True, exist_ok=True)
-        (KEPT / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
     print(json.dumps(figures), flush=True)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limit of every load: the rate of plain copies from page-locked host memory, measured beside what it bounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.gpu.setting import Setting
+
+COPIES = 8
+
+
+def bytes_per_second(setting: Setting) -> float:
+    """The best of some runs of eight large copies in a row."""
+    measure = _cuda if setting.backend == "cuda" else _cpu
+    return max(measure(setting.scale.link_bytes) for _ in range(setting.scale.repeats))
+
+
+def _cpu(nbytes: int) -> float:
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    return _rate(nbytes, lambda: np.copyto(target, source), lambda: None)
+
+
+def _cuda(nbytes: int) -> float:
+    from cuda.bindings import driver  # noqa: PLC0415 - only where there is a GPU
+
+    def call(function: object, *arguments: object) -> object:
+        status, *results = function(*arguments)  # type: ignore[operator]
+        if status.value:
+            raise RuntimeError(f"{getattr(function, '__name__', function)}: {status.name}")
+        return results[0] if results else None
+
+    device = call(driver.cuDeviceGet, 0)
+    call(driver.cuCtxSetCurrent, call(driver.cuDevicePrimaryCtxRetain, device))
+    stream = call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    source, target = (
+        call(driver.cuMemHostAlloc, nbytes, driver.CU_MEMHOSTALLOC_PORTABLE),
+        call(driver.cuMemAlloc, nbytes),
+    )
+    try:
+        return _rate(
+            nbytes,
+            lambda: call(driver.cuMemcpyHtoDAsync, target, source, nbytes, stream),
+            lambda: call(driver.cuStreamSynchronize, stream),
+        )
+    finally:
+        call(driver.cuMemFree, target)
+        call(driver.cuMemFreeHost, source)
+        call(driver.cuStreamDestroy, stream)
+        call(driver.cuDevicePrimaryCtxRelease, device)
+
+
+def _rate(nbytes: int, copy: Callable[[], object], finish: Callable[[], object]) -> float:
+    copy()
+    finish()
+    began = time.perf_counter()
+    for _ in range(COPIES):
+        copy()
+    finish()
+    return COPIES * nbytes / (time.perf_counter() - began)

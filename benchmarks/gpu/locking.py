@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Page-locking while a model executes: how long executions stand still when the host pool grows after Ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
+from ballast_worker.control.models import Built
+from benchmarks.gpu.prepare import COMPUTE
+from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.worker import Answered, Worker
+from benchmarks.summary import quantile
+
+
+def measure(setting: Setting, built: Mapping[str, Built], emit: Callable[..., None]) -> None:
+    """Emit longest_standstill_milliseconds: between the ends of two executions, quiet and while memory is locked."""
+    slab = built["slab"].bundle.layout
+    own = replace(setting, pool=setting.pool / "growing")
+    worker = Worker(
+        own, {"slab": "slab", COMPUTE: COMPUTE}, built, arena=slab.nbytes, host=None, pinned=frozenset({COMPUTE})
+    )
+    with worker.executing(COMPUTE) as answers:
+        time.sleep(setting.scale.seconds)
+    quiet = _pauses(answers)
+    with worker.executing(COMPUTE) as answers:
+        seconds = worker.load("slab")
+    locking = _pauses(answers)
+    emit(
+        longest_standstill_milliseconds={
+            "quiet": quiet,
+            "while_locking": locking,
+            "locked_bytes": slab.nbytes,
+            "load_seconds": seconds,
+        }
+    )
+    worker.close()
+
+
+def _pauses(answers: Sequence[Answered]) -> dict[str, float]:
+    pauses = [1e3 * (after.answered - before.answered) for before, after in pairwise(answers)] or [0.0]
+    return {"longest": max(pauses), "p99": quantile(pauses, 0.99), "p50": median(pauses), "executions": len(answers)}

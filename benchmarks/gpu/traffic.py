@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests with large inputs while a large bundle loads: what it costs them, what they cost it, and a greedy loader."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import cycle
+from statistics import median
+from unittest import mock
+
+from ballast_worker.control.models import Built
+from ballast_worker.device.gate import UploadGate
+from benchmarks.gpu import link
+from benchmarks.gpu.prepare import INPUTS
+from benchmarks.gpu.setting import MIB, Setting
+from benchmarks.gpu.worker import Answered, BenchmarkError, Worker
+from benchmarks.summary import quantile
+
+
+def measure(setting: Setting, built: Mapping[str, Built], emit: Callable[..., None]) -> None:
+    """Emit input_p99_added_milliseconds_during_load and load_ratio_under_traffic, and the same of a loader without the
+    upload gate, which shows what the gate is for.
+    """
+    scale, big = setting.scale, built["big"].bundle.layout.nbytes
+    worker = Worker(
+        setting,
+        {"big-a": "big", "big-b": "big", INPUTS: INPUTS},
+        built,
+        arena=big,
+        host=big + 192 * MIB,
+        pinned=frozenset({INPUTS}),
+    )
+    worker.load("big-a")
+    names = cycle(["big-b", "big-a"])
+    worker.call(INPUTS)
+    limit = link.bytes_per_second(setting)
+
+    with _requests(worker, scale.requests_per_second) as quiet:
+        time.sleep(scale.seconds)
+    polite, polite_loads = _loading(worker, names, scale.requests_per_second, scale.seconds)
+    with mock.patch.object(UploadGate, "wait_clear", return_value=None):
+        greedy, greedy_loads = _loading(worker, names, scale.requests_per_second, scale.seconds)
+    limit = max(limit, link.bytes_per_second(setting))
+
+    def added(answers: list[Answered]) -> float:
+        return _milliseconds(answers)["p99"] - _milliseconds(quiet)["p99"]
+
+    emit(
+        input_p99_added_milliseconds_during_load=added(polite),
+        load_ratio_under_traffic=big / median(polite_loads) / limit,
+        traffic={
+            "input_bytes": worker.zeros(INPUTS).nbytes,
+            "requests_per_second": scale.requests_per_second,
+            "limit_gigabytes_per_second": limit / 1e9,
+            "quiet_milliseconds": _milliseconds(quiet),
+            "during_loads_milliseconds": _milliseconds(polite),
+            "loads": len(polite_loads),
+        },
+        control_without_gate={
+            "input_p99_added_milliseconds_during_load": added(greedy),
+            "load_ratio_under_traffic": big / median(greedy_loads) / limit,
+            "during_loads_milliseconds": _milliseconds(greedy),
+        },
+    )
+    worker.close()
+
+
+def _loading(
+    worker: Worker, names: Iterator[str], per_second: float, seconds: float
+) -> tuple[list[Answered], list[float]]:
+    """Load one after the other for so long, with requests meanwhile; the requests, and seconds of each load."""
+    loads: list[float] = []
+    with _requests(worker, per_second) as answers:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until or not loads:
+            loads.append(worker.load(next(names)))
+    return answers, loads
+
+
+@contextmanager
+def _requests(worker: Worker, per_second: float) -> Iterator[list[Answered]]:
+    """Submit requests at a steady rate, whether or not earlier ones were answered; yields those that were."""
+    answers: list[Answered] = []
+    inputs = worker.zeros(INPUTS)
+    ending = threading.Event()
+    submitted = 0
+
+    def submit() -> None:
+        nonlocal submitted
+        due = time.monotonic()
+        while not ending.wait(max(0.0, due - time.monotonic())):
+            worker.submit(INPUTS, inputs, answers.append)
+            submitted += 1
+            due += 1 / per_second
+
+    thread = threading.Thread(target=submit, name="requests")
+    thread.start()
+    try:
+        yield answers
+    finally:
+        ending.set()
+        thread.join()
+        worker.call(INPUTS)  # is answered after all of them
+    if len(answers) != submitted or any(answer.refusal for answer in answers):
+        raise BenchmarkError(f"{len(answers)} of {submitted} requests were answered, some perhaps refused")
+
+
+def _milliseconds(answers: list[Answered]) -> dict[str, float]:
+    values = [1e3 * answer.seconds for answer in answers]
+    return {
+        "requests": len(values),
+        "p50": median(values),
+        "p99": quantile(values, 0.99),
+        "longest": max(values),
+    }
