@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A residency manager on a real CPU arena whose time, threads and queues are moved by the test."""
+"""A residency manager on real CPU memory whose time, threads and queues are moved by the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from ballast_contract.config import ResidencyWish
 from ballast_worker.bundle.chunk import Chunk
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.arena_memory import ArenaMemory
+from ballast_worker.device.backend import DeviceError
+from ballast_worker.device.bfc_memory import BfcMemory
+from ballast_worker.device.bfc_pool import SimulatedPool
 from ballast_worker.device.cpu import CpuBackend
+from ballast_worker.device.memory import DeviceMemory
 from ballast_worker.residency.manager import ResidencyManager
 from ballast_worker.residency.protocol import CompactionMode, ResidentModel, Tier
 
@@ -75,7 +79,7 @@ class StepLoader:
 
     file_threads = 4
 
-    def __init__(self, memory: ArenaMemory, store: Store, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, memory: DeviceMemory, store: Store, post: Callable[[Callable[[], None]], None]) -> None:
         self.memory = memory
         self.store = store
         self.post = post
@@ -106,7 +110,7 @@ class StepLoader:
         try:
             if error is None:
                 self.memory.fill(key, transfer.chunks())
-        except OSError as raised:
+        except (OSError, DeviceError) as raised:
             error = raised
         transfer.close()
         self.post(lambda: done(error, seconds))
@@ -141,14 +145,23 @@ class Queues:
 
 
 class Rig:
-    """A worker's residency with room for `capacity` units."""
+    """A worker's residency with room for `capacity` units; with `beside_scratch` units of scratch in the same pool, where
+    that is given, else in an arena.
+    """
 
-    def __init__(self, folder: Path, capacity: int, *, scratch_limit: int = 1 << 20) -> None:
+    def __init__(
+        self, folder: Path, capacity: int, *, scratch_limit: int = 1 << 20, beside_scratch: int | None = None
+    ) -> None:
         self.folder = folder
         self.now = 1000.0
         self.posts: deque[Callable[[], None]] = deque()
         self.alarms: list[tuple[float, Callable[[], None]]] = []
-        self.memory = ArenaMemory(CpuBackend(), capacity * UNIT, clock=lambda: self.now)
+        self.memory: DeviceMemory
+        if beside_scratch is None:
+            self.memory = ArenaMemory(CpuBackend(), capacity * UNIT, clock=lambda: self.now)
+        else:
+            self.pool = SimulatedPool((capacity + beside_scratch) * UNIT)
+            self.memory = BfcMemory(self.pool, scratch=beside_scratch * UNIT)
         self.store = Store()
         self.queues = Queues()
         self.loader = StepLoader(self.memory, self.store, self.posts.append)
@@ -164,17 +177,25 @@ class Rig:
             clock=lambda: self.now,
             wall_clock=lambda: 1.7e9 + self.now,
         )
-        self._bundles: dict[tuple[str, int, int], Bundle] = {}
+        self._bundles: dict[tuple[str, int, int, int], Bundle] = {}
 
-    def bundle(self, name: str, units: int, *, seed: int = 0) -> Bundle:
-        key = (name, units, seed)
+    def bundle(self, name: str, units: int, *, seed: int = 0, pieces: int = 1) -> Bundle:
+        key = (name, units, seed, pieces)
         if key not in self._bundles:
-            path = self.folder / f"{name}-{units}-{seed}"
-            self._bundles[key] = random_bundle(path, units * UNIT, seed=seed + zlib.crc32(name.encode()), name=name)
+            self._bundles[key] = random_bundle(
+                self.folder / "-".join(map(str, key)),
+                units * UNIT,
+                seed=seed + zlib.crc32(name.encode()),
+                pieces=pieces,
+                name=name,
+            )
         return self._bundles[key]
 
-    def register(self, name: str, units: int, wish: str = "unpinned", *, seed: int = 0, scratch: int = 0):
-        spec = ResidentModel(name, self.bundle(name, units, seed=seed), ResidencyWish(wish), scratch)
+    def register(
+        self, name: str, units: int, wish: str = "unpinned", *, seed: int = 0, scratch: int = 0, pieces: int = 1
+    ):
+        bundle = self.bundle(name, units, seed=seed, pieces=pieces)
+        spec = ResidentModel(name, bundle, ResidencyWish(wish), scratch)
         return self.manager.register(spec)
 
     def run(self) -> None:

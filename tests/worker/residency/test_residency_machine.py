@@ -26,10 +26,12 @@ ERRORS = st.sampled_from([BundleError("SourceChanged", "changed"), BundleError("
 class ResidencyMachine(RuleBasedStateMachine):
     """The engine, the threads and the clock are played by the rules."""
 
+    beside_scratch: int | None = None
+
     @initialize()
     def start(self):
         self.folder = Path(tempfile.mkdtemp(prefix="residency"))
-        self.rig = Rig(self.folder, CAPACITY)
+        self.rig = Rig(self.folder, CAPACITY, beside_scratch=self.beside_scratch)
         self.registered: dict[str, str] = {}
         self.leases: list[tuple[str, object]] = []
         # Answers owed: how often `want` said LOADING without one since.
@@ -50,9 +52,9 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     # What the engine does
 
-    @rule(name=NAMES, units=st.integers(0, 9), wish=WISHES, seed=st.integers(0, 1))
-    def register(self, name, units, wish, seed):
-        if self.rig.register(name, units, wish, seed=seed) is None:
+    @rule(name=NAMES, units=st.integers(0, 9), wish=WISHES, seed=st.integers(0, 1), pieces=st.sampled_from([1, 2, 4]))
+    def register(self, name, units, wish, seed, pieces):
+        if self.rig.register(name, units, wish, seed=seed, pieces=pieces) is None:
             self.registered[name] = wish
         self.listen()
 
@@ -204,7 +206,26 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert not rig.store.kept
 
 
+class SharedPoolMachine(ResidencyMachine):
+    """Weights beside scratch in one allocator, where nothing moves and fills and executions exclude one another."""
+
+    beside_scratch = 4
+
+    @invariant()
+    def nothing_executes_beside_a_fill_and_one_fill_is_under_way_at_most(self):
+        if hasattr(self, "rig"):
+            assert len(self.rig.loader.fills) <= 1
+            assert not (self.leases and self.rig.loader.fills)
+
+    @invariant()
+    def the_allocator_did_what_was_foreseen_and_a_block_for_scratch_is_free(self):
+        if hasattr(self, "rig"):
+            assert self.rig.memory.exact
+            assert self.rig.pool.allocator.largest_free >= self.beside_scratch * UNIT
+
+
+SETTINGS = settings(max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestResidencyMachine = ResidencyMachine.TestCase
-TestResidencyMachine.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestResidencyMachine.settings = SETTINGS
+TestSharedPoolMachine = SharedPoolMachine.TestCase
+TestSharedPoolMachine.settings = SETTINGS

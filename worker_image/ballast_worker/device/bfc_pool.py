@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ class PoolStatistics:
 
 
 class Pool(Protocol):
-    """An allocator with one region that hands out JAX buffers. One thread at a time."""
+    """An allocator with one region that hands out JAX buffers. Any thread."""
 
     @property
     def nbytes(self) -> int:
@@ -77,6 +78,7 @@ class SimulatedPool:
         self._jax = jax
         self._device = jax.local_devices(backend="cpu")[0]
         self.allocator = BfcReplay(nbytes)
+        self._lock = threading.Lock()
         self._offsets: dict[int, int] = {}
 
     @property
@@ -86,7 +88,8 @@ class SimulatedPool:
 
     def put(self, data: np.ndarray[Any, Any]) -> Any:
         """Allocate in the simulation and copy."""
-        offset = self.allocator.allocate(data.nbytes) if data.nbytes else None
+        with self._lock:
+            offset = self.allocator.allocate(data.nbytes) if data.nbytes else None
         if data.nbytes and offset is None:
             raise DeviceError(
                 f"{data.nbytes} bytes cannot be allocated: {self.nbytes - self.allocator.in_use} are free, "
@@ -110,7 +113,8 @@ class SimulatedPool:
         """Free in the simulation, and the buffer."""
         offset = self._offsets.pop(id(array), None)
         if offset is not None:
-            self.allocator.free(offset)
+            with self._lock:
+                self.allocator.free(offset)
         array.delete()
 
     def settle(self, in_use: int) -> None:

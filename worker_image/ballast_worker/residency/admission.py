@@ -163,6 +163,19 @@ def free_block(
     return Wait()
 
 
+def cheapest_single(residents: Sequence[Resident]) -> Resident | None:
+    """Who goes next where nothing can move and one block is wanted: the one whose reload costs least; those with queued
+    requests only when nobody else is left; None when nobody may go now.
+
+    Args:
+        residents: in rising order of their keys.
+    """
+    idle, queued, _ = _kinds(residents)
+    candidates = idle or queued
+    top = candidates[-1].key if candidates else 0.0
+    return min(candidates, key=lambda resident: cost(resident, top), default=None)
+
+
 @dataclass(slots=True)
 class _Span:
     """What lies between two extents that cannot move."""

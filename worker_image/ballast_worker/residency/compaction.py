@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making the free device memory one block on demand: by sliding, or by freeing and reloading."""
+"""Making the free device memory one block on demand: by sliding, or by freeing and reloading, largest first."""
 
 from __future__ import annotations
 
@@ -61,7 +61,11 @@ class Compactor:
         residents = board.residents()
         # A model that a request has been waiting for stays until the request has run, as under admission.
         goes = (Excluded.NOT, Excluded.RECENT)
-        freed = [r for r in residents if r.excluded in goes] if run.mode is CompactionMode.FREE else []
+        frees = run.mode is CompactionMode.FREE or board.memory.shares_pool
+        freed = [r for r in residents if r.excluded in goes] if frees else []
+        if run.mode is CompactionMode.MOVE:
+            # Where nothing moves, everything comes back instead.
+            run.names = tuple(r.model for r in freed)
         for resident in freed:
             board.free(board.extents[resident.extent])
         run.moves = board.memory.compact()
@@ -82,7 +86,8 @@ class Compactor:
 
     def _reload(self, run: _Run) -> None:
         board = self._board
-        for name in run.names:
+        sizes = {name: model.nbytes for name in run.names if (model := board.models.get(name)) is not None}
+        for name in sorted(run.names, key=lambda name: -sizes.get(name, 0)):
             model = board.models.get(name)
             if model is None:
                 run.failed[name] = failures.not_served(name)

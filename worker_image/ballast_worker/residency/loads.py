@@ -71,6 +71,9 @@ class Loads:
         self._fetching = {True: 0, False: 0}
         self._alarm = math.inf
         self._no_block: dict[str, int] = {}
+        self._filling = 0
+        # Where fills and executions exclude one another: a fill has ended, and no execution since.
+        self._executions_next = False
 
     def infeasible(self, spec: ResidentModel) -> Refusal | None:
         """Refuse what can never fit, and record it."""
@@ -123,7 +126,7 @@ class Loads:
             ticket=ticket,
             started=model.asked,
         )
-        if purpose.largest_first and not self._place_free(weights) and not purpose.evicts:
+        if purpose.largest_first and not self._place_early(weights) and not purpose.evicts:
             self._no_room(weights)
             return
         model.incoming = weights
@@ -134,6 +137,11 @@ class Loads:
 
     def _place_free(self, weights: Weights) -> bool:
         return not self._waiting and self._room.place_free(weights)
+
+    def _place_early(self, weights: Weights) -> bool:
+        """Before there is anything to fill it with; or whether there may be room by then, where one is placed at a time."""
+        memory = self._board.memory
+        return weights.nbytes <= memory.statistics().free if memory.shares_pool else self._place_free(weights)
 
     def _no_room(self, weights: Weights) -> None:
         """A load that may not make others go ends without one, and is no failure."""
@@ -167,9 +175,10 @@ class Loads:
         self._turn()
 
     def _on_the_way(self, weights: Weights) -> None:
-        if weights.placed or (not weights.purpose.evicts and self._place_free(weights)):
+        shared = self._board.memory.shares_pool
+        if weights.placed or (not (shared or weights.purpose.evicts) and self._place_free(weights)):
             self._fill(weights)
-        elif weights.purpose.evicts:
+        elif shared or weights.purpose.evicts:
             weights.phase = Phase.WAITING
             insort(self._waiting, weights, key=lambda w: w.ticket)
         else:
@@ -190,6 +199,17 @@ class Loads:
         """Make room for fetched loads, in order, and let them fill; answers what the first one that cannot waits for."""
         while self._waiting:
             weights = self._waiting[0]
+            if (turn := self._not_its_turn()) is not None:
+                self._set_alarm()
+                return turn
+            if self._board.memory.shares_pool and not weights.purpose.evicts:
+                self._waiting.pop(0)
+                if self._room.place_free(weights):
+                    self._fill(weights)
+                else:
+                    self._discard(weights)
+                    self._no_room(weights)
+                continue
             answer = self.infeasible(weights.model.spec) or self._without_old(weights) or self._room.place(weights)
             if isinstance(answer, Wait):
                 self._set_alarm()
@@ -202,6 +222,31 @@ class Loads:
                 self._discard(weights)
                 self._failed(weights, answer, recorded=True)
         return None
+
+    def _not_its_turn(self) -> Wait | None:
+        """Where fills and executions exclude one another: one fill at a time, after the executions under way; and between
+        two fills an execution of whatever has requests.
+        """
+        board = self._board
+        if not board.memory.shares_pool:
+            return None
+        if self._filling:
+            return Wait(quiet=True)
+        if self._executions_next:
+            live = (model.name for model in board.models.values() if model.live is not None)
+            self._executions_next = any(board.demand.queued(name) for name in live)
+        if self._executions_next:
+            return Wait()
+        return Wait(quiet=True) if board.leases else None
+
+    @property
+    def excludes(self) -> bool:
+        """A fill is under way beside which nothing may execute."""
+        return bool(self._filling) and self._board.memory.shares_pool
+
+    def executed(self) -> None:
+        """An execution has ended."""
+        self._executions_next = False
 
     def _without_old(self, weights: Weights) -> Wait | None:
         """Where the old weights of the model leave no room beside them, they go first."""
@@ -221,11 +266,14 @@ class Loads:
         transfer = weights.transfer
         assert transfer is not None, "weights are filled from a transfer"  # noqa: S101
         weights.phase = Phase.FILLING
+        self._filling += 1
         self._loader.fill(weights.extent, transfer, partial(self._filled, weights))
 
     def _filled(self, weights: Weights, error: Exception | None, seconds: float) -> None:
         weights.transfer = None
         weights.work_seconds += seconds
+        self._filling -= 1
+        self._executions_next = True
         if weights.cancelled:
             self._board.abandon(weights)
         elif error is not None:
@@ -237,6 +285,7 @@ class Loads:
     def _ready(self, weights: Weights) -> None:
         board, model = self._board, weights.model
         board.memory.activate(weights.extent)
+        self._room.keep_scratch(weights)
         now = board.clock()
         weights.phase, weights.last_use = Phase.READY, now
         model.load_seconds = now - weights.started

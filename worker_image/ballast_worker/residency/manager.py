@@ -253,6 +253,7 @@ class ResidencyManager:
 
     def _released(self, weights: Weights) -> None:
         self._board.released(weights)
+        self._loads.executed()
         if self._compactor.wants_quiet or self._loads.waiting or self._board.notices:
             self._turn_soon()
 
@@ -303,11 +304,11 @@ class ResidencyManager:
         """Do everything that has become possible, and hold back the executions that stand in the way of the rest."""
         board = self._board
         board.quiet = self._compactor.wants_quiet
-        if board.quiet and not board.leases:
+        if board.quiet and not board.leases and not self._loads.excludes:
             self._compactor.compact()
             board.quiet = False
         waits = None if board.quiet else self._loads.admit()
-        board.quiet = board.quiet or (waits is not None and waits.quiet)
+        board.quiet = board.quiet or self._loads.excludes or (waits is not None and waits.quiet)
         self._drain([board.extents[r.extent] for r in waits.drain] if waits is not None else [])
         self._loads.begin()
         self._ledger.set_largest_waiting(self._loads.largest_waiting())

@@ -31,7 +31,7 @@ class CompactionMode(Enum):
     """How the free device memory is made one block."""
 
     MOVE = "move"
-    """Slide extents; nothing is dropped, nothing reloaded."""
+    """Slide extents; nothing is dropped, nothing reloaded. In XLA's allocator, where nothing slides, free and reload all."""
     FREE = "free"
     """Free what is not pinned, then reload the named models, largest first."""
 

@@ -13,6 +13,7 @@ from ballast_worker.residency.admission import (
     Excluded,
     Resident,
     Wait,
+    cheapest_single,
     free_block,
     free_bytes,
     not_contiguous,
@@ -41,9 +42,6 @@ class Room:
 
     def place_free(self, weights: Weights) -> bool:
         """Give the weights an extent if one is free as it is; evicts and moves nothing."""
-        moves = self._board.memory.moves_for(weights.nbytes) if weights.nbytes else Moves(0, 0)
-        if moves is None or moves.count:
-            return False
         before = self._board.memory.statistics()
         if not self._place(weights):
             return False
@@ -59,21 +57,34 @@ class Room:
         memory = self._board.memory
         before = memory.statistics()
         residents: Sequence[Resident] = ()
+        gone: tuple[Resident, ...] = ()
         if weights.nbytes > before.free:
             residents = self._board.residents()
             choice = free_bytes(residents, weights.nbytes - before.free)
             if isinstance(choice, Wait):
                 return self._wait(weights, choice, before, residents)
-            self._evict(choice.residents, weights)
+            gone = choice.residents
+            self._evict(gone, weights)
+        if memory.shares_pool:
+            return self._place_by_freeing(weights, before, residents, gone)
+        return self._place_by_moving(weights, before, residents)
+
+    def keep_scratch(self, weights: Weights) -> None:
+        """After a fill: where executions have too little in one block, the cheapest go, but not what was just filled."""
+        while self._board.memory.starved() and (single := cheapest_single(self._board.residents())) is not None:
+            self._evict((single,), weights)
+
+    def _place_by_moving(
+        self, weights: Weights, before: Statistics, residents: Sequence[Resident]
+    ) -> Placed | Wait | Refusal:
+        memory = self._board.memory
         dropped: tuple[str, ...] | None = None
         while True:
             moves = memory.moves_for(weights.nbytes) if weights.nbytes else Moves(0, 0)
             if moves is not None:
                 self._slide(moves, weights)
                 if self._place(weights):
-                    verdict = "AfterEviction" if weights.evicted else "AfterMoves" if weights.moved else ""
-                    self._record(weights, f"admitted{verdict}", before, residents)
-                    return Placed(dropped or ())
+                    return self._placed(weights, before, residents, dropped or ())
             residents = residents or self._board.residents()
             now = memory.statistics()
             step = free_block(memory.extents(), self._board.residents(), capacity=now.capacity, needed=weights.nbytes)
@@ -84,12 +95,47 @@ class Room:
             elif dropped is None:
                 dropped = self._drop_all(weights)
             else:
-                refusal = not_contiguous(
-                    model=weights.model.name, needed=weights.nbytes, free=now.free, largest_free=now.largest_free
-                )
-                self._board.ledger.count(admission_failures=1)
-                self._record(weights, "refused", before, residents, refusal)
-                return refusal
+                return self._refuse(weights, before, residents)
+
+    def _place_by_freeing(
+        self, weights: Weights, before: Statistics, residents: Sequence[Resident], gone: tuple[Resident, ...]
+    ) -> Placed | Wait | Refusal:
+        """Nothing executes and nothing is filled. After those that went for their bytes, the cheapest go one by one; when
+        all had to, that was a compaction, and the most valuable may come back.
+        """
+        board = self._board
+        singles: list[Resident] = []
+        while not self._place(weights):
+            now = board.residents()
+            residents = residents or now
+            single = cheapest_single(now)
+            if single is None:
+                if _unpinned(now):
+                    return self._wait(weights, Wait(), before, residents)
+                return self._refuse(weights, before, residents)
+            singles.append(single)
+            self._evict((single,), weights)
+        if not singles or any(r.extent != weights.extent for r in _unpinned(board.residents())):
+            return self._placed(weights, before, residents, ())
+        board.ledger.count(fallback_compactions=1, compactions=1)
+        all_gone = sorted((*gone, *singles), key=lambda resident: resident.key)
+        return self._placed(weights, before, residents, tuple(resident.model for resident in all_gone))
+
+    def _placed(
+        self, weights: Weights, before: Statistics, residents: Sequence[Resident], dropped: tuple[str, ...]
+    ) -> Placed:
+        verdict = "AfterEviction" if weights.evicted else "AfterMoves" if weights.moved else ""
+        self._record(weights, f"admitted{verdict}", before, residents)
+        return Placed(dropped)
+
+    def _refuse(self, weights: Weights, before: Statistics, residents: Sequence[Resident]) -> Refusal:
+        now = self._board.memory.statistics()
+        refusal = not_contiguous(
+            model=weights.model.name, needed=weights.nbytes, free=now.free, largest_free=now.largest_free
+        )
+        self._board.ledger.count(admission_failures=1)
+        self._record(weights, "refused", before, residents, refusal)
+        return refusal
 
     def _place(self, weights: Weights) -> bool:
         pinned = weights.model.spec.wish is ResidencyWish.DEVICE
@@ -147,3 +193,8 @@ class Room:
             moved=weights.moved,
             refusal=refusal,
         )
+
+
+def _unpinned(residents: Iterable[Resident]) -> list[Resident]:
+    """Those that go now or will."""
+    return [r for r in residents if r.nbytes and r.excluded is not Excluded.PINNED]
