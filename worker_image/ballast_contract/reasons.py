@@ -84,6 +84,8 @@ class Reason(StrEnum):
     """The shared memory mount is smaller than the host budget."""
     SHM_FALLBACK = "ShmFallback"
     """No shared memory was free: the weights are streamed from disk and no copy is kept."""
+    HOST_BUDGET_EXCEEDED = "HostBudgetExceeded"
+    """Copies of models whose residency is system take more host memory than the host budget; they are kept all the same."""
     TOO_MANY_ENDPOINTS = "TooManyEndpoints"
     """The pool has too many models for a Service each; it keeps its pool address."""
     PAUSED = "Paused"

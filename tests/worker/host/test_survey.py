@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from ballast_worker.host.errors import HostPoolError
-from ballast_worker.host.survey import survey, sweep
+from ballast_worker.host.survey import survey
 
 MIB = 1 << 20
 
@@ -32,16 +32,3 @@ def test_there_is_no_pool_in_an_empty_or_missing_directory(tmp_path):
         survey(tmp_path)
     with pytest.raises(HostPoolError, match="no host pool"):
         survey(tmp_path / "missing")
-
-
-def test_a_sweep_frees_what_the_dead_left_and_keeps_the_mode_of_the_files(pool, bundle, read):
-    store = pool(budget=8, segment=4, mode=0o640)
-    read(store.acquire(bundle("a", 3), keep=False))
-    path = store._path
-    store.close()
-    (path / "segment-000099").write_bytes(b"x" * 4 * MIB)
-    assert sweep(path) == 4 * MIB
-    assert not (path / "segment-000099").exists()
-    assert (path / "table").stat().st_mode & 0o777 == 0o640
-    assert sweep(path) == 0
-    assert [region.name for region in survey(path).regions] == ["a"]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Final
 
@@ -272,13 +272,36 @@ def _residency(view: WorkerView) -> Iterator[Metric]:
 
 
 def _host(view: WorkerView) -> Iterator[Metric]:
-    if view.host is None:
+    host = view.host
+    if host is None:
         return
-    if view.host.budget is not None:
-        yield _gauge("worker_host_weight_budget_bytes", "For host copies", view.host.budget)
-    yield _gauge("worker_host_weight_cached_bytes", "Of host copies", view.host.cached)
-    yield _counter("worker_host_weight_hits_total", "Loads that found a host copy", view.host.hits)
-    yield _counter("worker_host_weight_misses_total", "Loads that read the file", view.host.misses)
+    if host.budget is not None:
+        yield _gauge("worker_host_weight_budget_bytes", "For host copies", host.budget)
+    yield _gauge("worker_host_weight_cached_bytes", "Of host copies", host.cached)
+    yield _gauge(
+        "worker_host_weight_excess_bytes",
+        "Beyond the budget, for copies that are kept or in transfer",
+        host.excess,
+    )
+    states = GaugeMetricFamily(
+        "worker_host_weight_bytes",
+        "Of the host pool: of copies (live), of copies that are being read (filling) or copied from (in transfer), free",
+        labels=["state"],
+    )
+    for state, nbytes in asdict(host.nbytes).items():
+        states.add_metric([state.replace("_", " ")], nbytes)
+    yield states
+    yield _counter("worker_host_weight_hits_total", "Loads that found a host copy", host.hits)
+    yield _counter("worker_host_weight_misses_total", "Loads that read the file", host.misses)
+    yield _counter("worker_host_weight_fills_total", "Of those, loads that made a host copy", host.fills)
     yield _counter(
-        "worker_host_weight_fallbacks_total", "Loads that were streamed because no room was free", view.host.fallbacks
+        "worker_host_weight_fallbacks_total", "Loads that were streamed because no room was free", host.fallbacks
+    )
+    yield _counter(
+        "worker_host_weight_swept_regions_total",
+        "Copies that killed workers had left half read, freed by this one",
+        host.swept_regions,
+    )
+    yield _counter(
+        "worker_host_weight_swept_bytes_total", "Bytes that killed workers had left, freed by this one", host.swept_bytes
     )

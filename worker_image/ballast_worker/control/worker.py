@@ -274,11 +274,11 @@ class Worker:
         )
 
     def _host_trouble(self, parts: Parts) -> Failure | None:
-        """Host copies that cannot be kept: it serves on, slower, and says so for as long as that is so."""
+        """Host copies that cannot be kept, or take too much: it serves on, and says so for as long as that is so."""
         views = self._lineup.views.values()
         bundles = ((view.bundle, view.serving.bundle if view.serving is not None else None) for view in views)
-        why = parts.store.trouble(bundle for pair in bundles for bundle in pair if bundle is not None)
-        return Failure(Reason.SHM_FALLBACK, why) if why is not None else None
+        found = parts.store.trouble(bundle for pair in bundles for bundle in pair if bundle is not None)
+        return Failure(found.reason, found.message) if found is not None else None
 
     def _refuse(self, failure: Failure) -> None:
         """Say why not: stay up for the operator, or end."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 import threading
@@ -12,8 +13,11 @@ from pathlib import Path
 
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.lockbytes import ALLOCATION_BYTE, PRESENCE_BYTE, TABLE_BYTE
-from ballast_worker.host.locks import Locks
+from ballast_worker.host.locks import Holding, Locks, held_by_others
 from ballast_worker.host.table import TableFile
+from ballast_worker.host.trust import OTHERS_WRITE, check_directory, check_file
+
+_log = logging.getLogger(__name__)
 
 TABLE_FILE = "table"
 SEGMENT_PREFIX = "segment-"
@@ -34,7 +38,7 @@ class PoolDirectory:
         mode: permission bits of files that are made in it.
     """
 
-    def __init__(self, path: Path, *, segment_bytes: int, mode: int | None, boot: str | None = None) -> None:
+    def __init__(self, path: Path, *, segment_bytes: int, mode: int, boot: str | None = None) -> None:
         """Open the directory, make it when it is missing, and make or recover its table.
 
         A table that is not understood is made anew when nobody uses the pool.
@@ -42,19 +46,22 @@ class PoolDirectory:
         Args:
             path: of the directory; its parent must exist or can be made.
             segment_bytes: for a new table.
-            mode: permission bits of files; None: those of the table that is there.
+            mode: permission bits of files. With the right to write for everybody, everybody is trusted, after a warning.
             boot: in place of the node's boot id.
 
         Raises:
             HostPoolError: the directory or table may not be trusted, or somebody uses a table that is not understood.
             OSError: the file system failed.
         """
-        if mode is not None and mode & 0o002:
-            raise HostPoolError(
-                f"file mode {mode:04o} would let every user of the node change weights: set host.fileMode to 0660 or 0600"
+        self._everybody = bool(mode & OTHERS_WRITE)
+        if self._everybody:
+            _log.warning(
+                "file mode %04o lets every user of the node change the weights in %s: set host.fileMode to 0660 or 0600",
+                mode,
+                path,
             )
         self.path = path
-        self.fd = _open_directory(path, 0o600 if mode is None else mode)
+        self.fd = _open_directory(path, mode)
         self._lock = threading.Lock()
         try:
             self._table_fd = self._open_table(mode)
@@ -81,6 +88,10 @@ class PoolDirectory:
     def locks(self) -> Locks:
         """A new holder of locks."""
         return Locks(self._table_fd)
+
+    def holding(self, byte: int) -> Holding:
+        """How a byte is locked now, by whomever, without touching it."""
+        return held_by_others(self._table_fd, byte)
 
     @contextlib.contextmanager
     def allocating(self, *, wait: bool) -> Iterator[bool]:
@@ -112,7 +123,7 @@ class PoolDirectory:
         except OSError as error:
             raise HostPoolError(f"{shown} cannot be opened: {error.strerror}") from error
         try:
-            _check_file(fd, self.fd, shown, nbytes=nbytes)
+            check_file(fd, self.fd, shown, everybody=self._everybody, nbytes=nbytes)
         except BaseException:
             os.close(fd)
             raise
@@ -161,16 +172,16 @@ class PoolDirectory:
                 os.close(fd)
                 setattr(self, name, -1)
 
-    def _open_table(self, mode: int | None) -> int:
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if mode is None else os.O_CREAT)
+    def _open_table(self, mode: int) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            fd = os.open(TABLE_FILE, flags, mode or 0, dir_fd=self.fd)
+            fd = os.open(TABLE_FILE, flags, mode, dir_fd=self.fd)
         except OSError as error:
             raise HostPoolError(f"{self.path / TABLE_FILE} cannot be opened: {error.strerror}") from error
         try:
-            _check_file(fd, self.fd, str(self.path / TABLE_FILE))
+            check_file(fd, self.fd, str(self.path / TABLE_FILE), everybody=self._everybody)
             status = os.fstat(fd)
-            if mode is not None and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
                 os.fchmod(fd, mode)  # the umask may have cut it
         except BaseException:
             os.close(fd)
@@ -196,13 +207,6 @@ class PoolDirectory:
             self.table.initialise(segment_bytes=segment_bytes, boot_id=boot)
         self._presence.try_shared(PRESENCE_BYTE)
 
-    def alone(self) -> bool:
-        """Whether nobody else uses the pool. Hold the table's lock."""
-        if not self._presence.try_exclusive(PRESENCE_BYTE):
-            return False
-        self._presence.try_shared(PRESENCE_BYTE)
-        return True
-
 
 def segment_name(number: int) -> str:
     """The file name of a segment."""
@@ -224,39 +228,8 @@ def _open_directory(path: Path, mode: int) -> int:
     except OSError as error:
         raise HostPoolError(f"{path} must be a directory that this worker may read: {error.strerror}") from error
     try:
-        _check_directory(fd, path)
+        check_directory(fd, path, everybody=bool(mode & OTHERS_WRITE))
     except BaseException:
         os.close(fd)
         raise
     return fd
-
-
-def _check_directory(fd: int, path: Path) -> None:
-    status = os.fstat(fd)
-    if status.st_uid not in (0, os.geteuid()):
-        raise HostPoolError(
-            f"{path} belongs to user {status.st_uid}; it must belong to root or to user {os.geteuid()}, who runs this worker"
-        )
-    if status.st_mode & 0o002:
-        raise HostPoolError(
-            f"{path} has mode {stat.S_IMODE(status.st_mode):04o}: every user of the node could put weights there; "
-            "take the right to write from others (chmod o-w)"
-        )
-
-
-def _check_file(fd: int, directory: int, shown: str, *, nbytes: int | None = None) -> None:
-    status, folder = os.fstat(fd), os.fstat(directory)
-    if not stat.S_ISREG(status.st_mode) or status.st_dev != folder.st_dev:
-        raise HostPoolError(f"{shown} is not a regular file of the pool's own file system")
-    group_shared = bool(folder.st_mode & 0o020) and status.st_gid == folder.st_gid
-    if status.st_uid not in (0, os.geteuid()) and not group_shared:
-        raise HostPoolError(
-            f"{shown} belongs to user {status.st_uid} and group {status.st_gid}; files of the pool belong to root, to user "
-            f"{os.geteuid()}, or to the group of a directory that is shared by it"
-        )
-    if status.st_mode & 0o002:
-        raise HostPoolError(
-            f"{shown} has mode {stat.S_IMODE(status.st_mode):04o}: every user of the node may change it"
-        )
-    if nbytes is not None and status.st_size != nbytes:
-        raise HostPoolError(f"{shown} has {status.st_size} bytes; segments of this pool have {nbytes}")

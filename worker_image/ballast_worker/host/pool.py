@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import threading
 import time
@@ -15,11 +16,12 @@ from ballast_contract.reasons import Reason
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.host.directory import TABLE_FILE
 from ballast_worker.host.errors import HostPoolError
+from ballast_worker.host.filling import digest_of
 from ballast_worker.host.limits import Available, available
-from ballast_worker.host.opened import NoCopy, OpenedPool, digest_of
+from ballast_worker.host.opened import NoCopy, OpenedPool
 from ballast_worker.host.pages import PAGE_BYTES
 from ballast_worker.host.segments import PageLocker
-from ballast_worker.host.store import HostStatistics, Transfer
+from ballast_worker.host.store import HostBytes, HostStatistics, HostTrouble, Transfer
 from ballast_worker.host.stream import Ring, Stream
 from ballast_worker.host.transfers import NothingToTransfer
 
@@ -79,38 +81,52 @@ class HostPool:
         # Guards everything below.
         self._lock = threading.Lock()
         self._opened: OpenedPool | None = None
+        self._unopened: str | None = None  # why there is no pool, where memory was short from the start
         self._streams: list[Stream] = []
         self._without: dict[bytes, str] = {}  # why the last load of these weights kept no copy
-        self._hits = self._misses = self._fallbacks = 0
+        self._streamed: dict[bytes, int] = {}  # loads from the file, where no copies are to be kept
+        self._hits = self._misses = self._fills = self._fallbacks = 0
         if budget != 0:
-            self._open(late=False)
+            try:
+                self._open(late=False)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise HostPoolError(f"the host pool at {directory} cannot be opened: {error}") from error
+                self._unopened = (
+                    f"there is no room for a host pool at {directory}: {error.strerror}; weights are streamed from their "
+                    "files at each load"
+                )
+                _warn(self._unopened)
         elif (directory / TABLE_FILE).exists():
             # Copies of a time with a budget are given back; without any, this worker needs no pool.
-            with contextlib.suppress(HostPoolError):
+            with contextlib.suppress(HostPoolError, OSError):
                 self._open(late=False)
 
     def _open(self, *, late: bool) -> OpenedPool:
-        """The pool, opened by whoever needs it first."""
+        """The pool, opened by whoever needs it first.
+
+        Raises:
+            HostPoolError: it may not be used.
+            OSError: the file system failed.
+        """
         with self._lock:
-            opened, new = self._opened, self._opened is None
-            if opened is None:
-                try:
-                    opened = self._opened = OpenedPool(
-                        self._path,
-                        budget=self._budget,
-                        segment_bytes=self._segment_bytes,
-                        mode=self._mode,
-                        file_threads=self._file_threads,
-                        locker=self._locker,
-                        limits=self._limits,
-                        clock=self._clock,
-                        pause=self._pause,
-                        late=late,
-                    )
-                except OSError as error:
-                    raise HostPoolError(f"the host pool at {self._path} cannot be opened: {error}") from error
-        if new and opened.shortage is not None:
-            _warn(opened.shortage)
+            if self._opened is not None:
+                return self._opened
+            opened = self._opened = OpenedPool(
+                self._path,
+                budget=self._budget,
+                segment_bytes=self._segment_bytes,
+                mode=self._mode,
+                file_threads=self._file_threads,
+                locker=self._locker,
+                limits=self._limits,
+                clock=self._clock,
+                pause=self._pause,
+                late=late,
+            )
+            self._unopened = None
+        if opened.supply.shortage is not None:
+            _warn(opened.supply.shortage)
         return opened
 
     def acquire(self, bundle: Bundle, *, keep: bool, progress: Callable[[int], None] | None = None) -> Transfer:
@@ -118,6 +134,7 @@ class HostPool:
         if not bundle.layout.nbytes:
             return NothingToTransfer()
         if self._budget == 0 and not keep:
+            self._note_reading(bundle)
             return self._stream(bundle)
         try:
             taken = self._open(late=True).take(bundle, keep=keep, progress=progress)
@@ -129,6 +146,7 @@ class HostPool:
         with self._lock:
             self._hits += taken.hit
             self._misses += not taken.hit
+            self._fills += not taken.hit
             self._without.pop(digest_of(bundle), None)
         return taken.transfer
 
@@ -146,7 +164,22 @@ class HostPool:
             _warn(message)
         return transfer
 
-    def trouble(self, bundles: Iterable[Bundle]) -> str | None:
+    def _note_reading(self, bundle: Bundle) -> None:
+        """Say once for each model that its file is read again, because no copies are kept."""
+        with self._lock:
+            digest = digest_of(bundle)
+            self._streamed[digest] = self._streamed.get(digest, 0) + 1
+            again = self._streamed[digest] == 2
+        if again:
+            _log.warning(
+                "weights of '%s' (%s) are read from the file again, because host.budget is 0 and no copy was kept: each load "
+                "of it takes as long as its file takes",
+                bundle.manifest.name,
+                human(bundle.layout.nbytes),
+                extra={"event": "host.reread", "model": bundle.manifest.name},
+            )
+
+    def trouble(self, bundles: Iterable[Bundle]) -> HostTrouble | None:
         """Why copies are not kept as they should be, or None: as the last load of each of these bundles found it, else as
         the pool was found. What other bundles' loads found is forgotten. Any thread; never waits for a read.
         """
@@ -154,9 +187,20 @@ class HostPool:
             if self._without:
                 served = {digest_of(bundle) for bundle in bundles}
                 self._without = {digest: why for digest, why in self._without.items() if digest in served}
-            if self._without:
-                return next(reversed(self._without.values()))
-            return self._opened.shortage if self._opened is not None else None
+            found = next(reversed(self._without.values()), self._unopened)
+            opened = self._opened
+        if found is None and opened is not None:
+            found = opened.supply.shortage
+        if found is not None:
+            return HostTrouble(Reason.SHM_FALLBACK, found)
+        excess = _excess(opened)
+        if not excess:
+            return None
+        return HostTrouble(
+            Reason.HOST_BUDGET_EXCEEDED,
+            f"host copies take {human(excess)} more than the budget of {human(self._budget or 0)}, for models whose "
+            "residency is system: raise host.budget, or give fewer models that residency",
+        )
 
     def _stream(self, bundle: Bundle) -> Transfer:
         stream = Stream(self._ring, bundle.open_weights(), bundle.layout)
@@ -183,10 +227,22 @@ class HostPool:
 
     def statistics(self) -> HostStatistics:
         """See `HostStore.statistics`."""
-        opened = self._opened
-        cached = 0 if opened is None else opened.cached_bytes()
+        opened, nbytes = self._opened, HostBytes()
+        if opened is not None:
+            with contextlib.suppress(HostPoolError, OSError):
+                nbytes = opened.nbytes()
         with self._lock:
-            return HostStatistics(self._budget, cached, self._hits, self._misses, self._fallbacks)
+            return HostStatistics(
+                budget=self._budget,
+                nbytes=nbytes,
+                excess=_excess(opened),
+                hits=self._hits,
+                misses=self._misses,
+                fills=self._fills,
+                fallbacks=self._fallbacks,
+                swept_regions=0 if opened is None else opened.supply.swept.regions,
+                swept_bytes=0 if opened is None else opened.supply.swept.nbytes,
+            )
 
     def close(self) -> None:
         """See `HostStore.close`. No transfer may be open."""
@@ -199,6 +255,14 @@ class HostPool:
         self._ring.close()
         if opened is not None:
             opened.close()
+
+
+def _excess(opened: OpenedPool | None) -> int:
+    """Bytes of segments beyond the budget; 0 where that cannot be told."""
+    if opened is not None:
+        with contextlib.suppress(HostPoolError, OSError):
+            return opened.supply.excess()
+    return 0
 
 
 def _warn(message: str) -> None:

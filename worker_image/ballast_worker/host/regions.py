@@ -6,13 +6,14 @@ Evicting is one change of the table: a region that is not in it has no pages. No
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ballast_worker.host.directory import PoolDirectory
 from ballast_worker.host.lockbytes import entry_byte, keep_byte
-from ballast_worker.host.locks import Locks
+from ballast_worker.host.locks import Holding, Locks
 from ballast_worker.host.pages import PAGE_BYTES, Run, free_runs, take
+from ballast_worker.host.store import HostBytes
 from ballast_worker.host.table import Entry, State, Table
 
 
@@ -36,7 +37,9 @@ def pages_per_segment(directory: PoolDirectory) -> int:
     return directory.table.segment_bytes // PAGE_BYTES
 
 
-def find_room(directory: PoolDirectory, table: Table, pages: int, locks: Locks, *, evict: bool) -> Room | None:
+def find_room(
+    directory: PoolDirectory, table: Table, pages: int, locks: Locks, *, evict: bool, most: int | None
+) -> Room | None:
     """Find pages for a region; None when there are not enough.
 
     Args:
@@ -45,24 +48,31 @@ def find_room(directory: PoolDirectory, table: Table, pages: int, locks: Locks, 
         pages: how many.
         locks: hold the victims' locks until the table has been written.
         evict: regions that nobody transfers or keeps may go, the least recently loaded first.
+        most: segments whose pages all regions together may take, though there be more; None is unlimited.
     """
     per_segment = pages_per_segment(directory)
-    room = take(_free(table, per_segment), pages)
-    if room is not None or not evict:
-        return None if room is None else Room(room, table, ())
-    missing = pages - sum(run.count for run in _free(table, per_segment))
+    bound = None if most is None else most * per_segment
+    missing = pages - _room(table, per_segment, bound)
     victims: list[Entry] = []
-    for entry in _evictable(directory, table, locks):
-        victims.append(entry)
-        missing -= sum(run.count for run in entry.runs)
-        if missing <= 0:
-            break
+    if missing > 0 and evict:
+        for entry in _evictable(directory, table, locks):
+            victims.append(entry)
+            missing -= sum(run.count for run in entry.runs)
+            if missing <= 0:
+                break
     if missing > 0:
         return None
     left = table.without({victim.slot for victim in victims})
     runs = take(_free(left, per_segment), pages)
-    assert runs is not None, "the victims' pages were counted"  # noqa: S101
+    assert runs is not None, "the pages were counted"  # noqa: S101
     return Room(runs, left, tuple(victims))
+
+
+def _room(table: Table, per_segment: int, bound: int | None) -> int:
+    """Pages that may be taken; below zero when more are taken than may be."""
+    taken = sum(run.count for entry in table.entries for run in entry.runs)
+    free = len(table.segments) * per_segment - taken
+    return free if bound is None else min(free, bound - taken)
 
 
 def _evictable(directory: PoolDirectory, table: Table, locks: Locks) -> Iterator[Entry]:
@@ -83,17 +93,23 @@ def try_evict(entry: Entry, locks: Locks) -> bool:
     return True
 
 
-def drop_dead(directory: PoolDirectory) -> Table:
-    """Drop regions whose filler died and regions without their segments. Hold the table's lock."""
+def drop_dead(directory: PoolDirectory) -> tuple[Table, tuple[Entry, ...]]:
+    """Drop regions whose filler died and regions without their segments. Hold the table's lock.
+
+    Returns:
+        The table without them, and what was dropped.
+    """
     table = directory.table.read()
     with directory.locks() as locks:
-        dead = {
-            entry.slot
+        dead = tuple(
+            entry
             for entry in table.entries
             if (entry.state is State.FILLING and locks.try_exclusive(entry_byte(entry.slot)))
             or not {run.segment for run in entry.runs} <= set(table.segments)
-        }
-        return directory.table.write(table.without(dead)) if dead else table
+        )
+        if dead:
+            table = directory.table.write(table.without({entry.slot for entry in dead}))
+    return table, dead
 
 
 def drop_missing_segments(directory: PoolDirectory) -> None:
@@ -104,15 +120,20 @@ def drop_missing_segments(directory: PoolDirectory) -> None:
         directory.table.write(replace(table, segments=usable))
 
 
-def remove_strays(directory: PoolDirectory) -> None:
-    """Remove segment files that are not in the table: what a process left that died while it allocated."""
+def remove_strays(directory: PoolDirectory) -> int:
+    """Remove segment files that are not in the table: what a process left that died while it allocated.
+
+    Returns:
+        How many there were.
+    """
     with directory.allocating(wait=False) as mine:
         if not mine:
-            return
+            return 0
         with directory.locked():
             strays = directory.segment_files() - set(directory.table.read().segments)
         for number in strays:
             directory.remove_segment(number)
+    return len(strays)
 
 
 def trim(directory: PoolDirectory, *, segments: int) -> int:
@@ -165,9 +186,19 @@ def add_segment(directory: PoolDirectory, *, most: int | None, room: Callable[[]
     return True
 
 
-def used_bytes(entries: Iterable[Entry]) -> int:
-    """Bytes of the pages of published regions."""
-    return sum(entry.host_bytes for entry in entries if entry.state is State.READY)
+def by_state(directory: PoolDirectory) -> HostBytes:
+    """Bytes of the pool's pages by state. Needs no lock, so a load that begins or ends meanwhile is seen or not."""
+    table = directory.table.read()
+    ready = filling = transferred = 0
+    for entry in table.entries:
+        if entry.state is State.FILLING:
+            filling += entry.host_bytes
+        elif directory.holding(entry_byte(entry.slot)) is Holding.FREE:
+            ready += entry.host_bytes
+        else:
+            transferred += entry.host_bytes
+    free = len(table.segments) * directory.table.segment_bytes - ready - filling - transferred
+    return HostBytes(live=ready, filling=filling, in_transfer=transferred, free=free)
 
 
 def _free(table: Table, per_segment: int) -> list[Run]:

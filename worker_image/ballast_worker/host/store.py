@@ -11,8 +11,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from ballast_contract.reasons import Reason
 from ballast_worker.bundle.chunk import Chunk
 from ballast_worker.bundle.reader import Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class HostBytes:
+    """Bytes of the host pool's pages by state; the states sum to its segments.
+
+    Attributes:
+        live: of complete copies that nobody transfers now.
+        filling: of copies that are being read, or whose reader died.
+        in_transfer: of complete copies that somebody transfers now.
+        free: of no copy.
+    """
+
+    live: int = 0
+    filling: int = 0
+    in_transfer: int = 0
+    free: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +39,43 @@ class HostStatistics:
 
     Attributes:
         budget: bytes that copies may take; None is unlimited.
-        cached: bytes of live copies.
+        nbytes: by state, of the whole pool, whoever filled it.
+        excess: bytes of segments beyond the budget, which copies that are kept or in transfer hold.
         hits: loads that found a copy.
         misses: loads that read the file.
-        fallbacks: loads that were streamed because no room could be had.
+        fills: of these, those that made a copy.
+        fallbacks: of these, those that were streamed because no room could be had.
+        swept_regions: regions that killed workers had left half filled, freed by this worker.
+        swept_bytes: bytes that killed workers had left, freed by this worker.
     """
 
     budget: int | None
-    cached: int
+    nbytes: HostBytes
+    excess: int
     hits: int
     misses: int
+    fills: int
     fallbacks: int
+    swept_regions: int
+    swept_bytes: int
+
+    @property
+    def cached(self) -> int:
+        """Bytes of complete copies."""
+        return self.nbytes.live + self.nbytes.in_transfer
+
+
+@dataclass(frozen=True, slots=True)
+class HostTrouble:
+    """Why host copies are not kept as they should be.
+
+    Attributes:
+        reason: of the closed list.
+        message: what, where, and what to do.
+    """
+
+    reason: Reason
+    message: str
 
 
 class Transfer(Protocol):

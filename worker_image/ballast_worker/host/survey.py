@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at a host pool from outside, and putting it right."""
+"""Looking at a host pool from outside."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ballast_worker.host import regions
-from ballast_worker.host.directory import TABLE_FILE, PoolDirectory, boot_id
+from ballast_worker.host.directory import TABLE_FILE, boot_id
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.lockbytes import entry_byte, keep_byte
 from ballast_worker.host.locks import Holding, held_by_others
@@ -111,24 +110,3 @@ def survey(path: Path) -> Survey:
             )
     found.sort(key=lambda region: -region.loaded_ns)
     return Survey(path, len(table.segments), file.segment_bytes, tuple(found))
-
-
-def sweep(path: Path) -> int:
-    """Drop what killed workers left: regions half filled, segment files without an entry. Returns the bytes freed.
-
-    Raises:
-        HostPoolError: there is no pool, or none that is understood.
-    """
-    before = survey(path)
-    directory = PoolDirectory(path, segment_bytes=before.segment_bytes, mode=None)
-    try:
-        strays = len(directory.segment_files()) - before.segments
-        with directory.locked():
-            regions.drop_missing_segments(directory)
-            table = regions.drop_dead(directory)
-        regions.remove_strays(directory)
-        strays -= len(directory.segment_files()) - len(table.segments)
-        left = sum(entry.host_bytes for entry in table.entries)
-        return before.used_bytes - left + max(0, strays) * before.segment_bytes
-    finally:
-        directory.close()
