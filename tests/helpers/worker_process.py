@@ -43,7 +43,7 @@ class WorkerCommand:
                 self._lines.put({"event": "", "message": line})
         self._lines.put(None)
 
-    def event(self, name: str, seconds: float = 60.0) -> dict[str, Any]:
+    def event(self, name: str, seconds: float = 240.0) -> dict[str, Any]:
         """The next log line of this event."""
         while (line := self._lines.get(timeout=seconds)) is not None:
             self.seen.append(line)
@@ -103,7 +103,7 @@ class WorkerCommand:
 
     def wait(self) -> int:
         """Until it has ended and everything that it said was read."""
-        code = self.popen.wait(60)
+        code = self.popen.wait(240)
         self._reader.join()
         if self.popen.stderr is not None:
             self.popen.stderr.close()
