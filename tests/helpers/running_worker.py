@@ -35,13 +35,13 @@ class Running:
 
     def assign(self, *models, epoch=1, generation=1, **fields) -> pb.ApplyAssignmentResponse:
         return self.control.ApplyAssignment(
-            pb.ApplyAssignmentRequest(epoch=epoch, generation=generation, models=models, **fields), timeout=60
+            pb.ApplyAssignmentRequest(epoch=epoch, generation=generation, models=models, **fields), timeout=240
         )
 
     def states(self) -> Iterator[pb.WorkerState]:
         """The worker's state after each message of its stream."""
         state = pb.WorkerState()
-        stream = self.control.Watch(pb.WatchRequest(), timeout=60)
+        stream = self.control.Watch(pb.WatchRequest(), timeout=240)
         try:
             yield from self._apply(state, stream)
         finally:

@@ -50,7 +50,7 @@ def phase(worker, name):
     return {model["name"]: model["phase"] for model in json.loads(worker.page("/models")[1])}.get(name)
 
 
-def until(reached, seconds=60.0):
+def until(reached, seconds=240.0):
     """Ask again until the answer is true."""
     end = time.monotonic() + seconds
     while not (answer := reached()):
