@@ -21,11 +21,13 @@ def outputs(root: Path) -> dict[str, str]:  # noqa: ARG001 - every generator has
 
 
 def _define(name: str, permissions: Iterable[Permission]) -> str:
-    grouped: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    grouped: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for permission in permissions:
-        grouped.setdefault((permission.group, permission.verbs), []).append(permission.resource)
+        grouped.setdefault((permission.group, permission.only, permission.verbs), []).append(permission.resource)
     rules = [
-        f'- apiGroups: ["{group}"]\n  resources: [{", ".join(resources)}]\n  verbs: [{", ".join(verbs)}]\n'
-        for (group, verbs), resources in grouped.items()
+        f'- apiGroups: ["{group}"]\n  resources: [{", ".join(resources)}]\n'
+        + (f"  resourceNames: [{', '.join(only)}]\n" if only else "")
+        + f"  verbs: [{', '.join(verbs)}]\n"
+        for (group, only, verbs), resources in grouped.items()
     ]
     return f'{{{{- define "{name}" -}}}}\n{"".join(rules)}{{{{- end -}}}}\n'

@@ -114,18 +114,29 @@ def test_the_uninstall_job_is_not_selected_as_an_operator(objects):
 def rules(objects, kind, name):
     found = set()
     for rule in of(objects, kind, name)["rules"]:
+        only = tuple(rule.get("resourceNames", ()))
         for group in rule["apiGroups"]:
-            found |= {(group, resource, verb) for resource in rule["resources"] for verb in rule["verbs"]}
+            found |= {(group, resource, only, verb) for resource in rule["resources"] for verb in rule["verbs"]}
     return found
 
 
 def wanted(scope):
-    return {(p.group, p.resource, verb) for p in PERMISSIONS for verb in p.verbs if p.scope == scope}
+    return {(p.group, p.resource, p.only, verb) for p in PERMISSIONS for verb in p.verbs if p.scope == scope}
 
 
 def test_roles_grant_what_the_operator_does_and_nothing_else(helm, objects):
     assert rules(objects, "ClusterRole", "ballast") == wanted("watched")
     assert rules(objects, "Role", "ballast-own") == wanted("own")
+
+
+def test_secrets_are_read_and_changed_by_name_only_and_never_listed(objects):
+    for o in objects:
+        for rule in o.get("rules", ()):
+            if "secrets" in rule["resources"]:
+                assert rule["verbs"] == ["create"] or rule["resourceNames"] in (
+                    [["ballast-workers-tls"]] if o["kind"] == "ClusterRole" else [["ballast-operator-tls"]]
+                )
+                assert not {"list", "watch", "delete", "patch"} & set(rule["verbs"])
 
 
 def test_no_role_has_a_wildcard(objects):
@@ -167,8 +178,8 @@ def test_viewers_may_look_and_editors_may_change_the_two_kinds(objects):
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-admin"] == "true"
-    assert {verb for _, _, verb in rules(objects, "ClusterRole", "ballast-view")} == {"get", "list", "watch"}
-    assert ("ballast.dev", "weightbudgets/status", "update") not in rules(objects, "ClusterRole", "ballast-edit")
+    assert {verb for *_, verb in rules(objects, "ClusterRole", "ballast-view")} == {"get", "list", "watch"}
+    assert ("ballast.dev", "weightbudgets/status", (), "update") not in rules(objects, "ClusterRole", "ballast-edit")
 
 
 def test_crds_are_those_of_the_repository_and_stay(helm, objects, chart):

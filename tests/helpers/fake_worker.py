@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -58,18 +58,26 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
             ],
         )
         self.silent = False
+        self.authorities: Callable[[], str] = lambda: ""
+        """SHA-256 of the authorities that it trusts now."""
         self.released = False
         self.port = 0
         self._sequence = itertools.count(1)
         self._last = 0
         self._listeners: set[asyncio.Queue[pb.WatchResponse]] = set()
         self._server: grpc.aio.Server | None = None
+        self._credentials: grpc.ServerCredentials | None = None
 
-    async def start(self) -> None:
-        """Listen on a free loopback port, or again on the last one."""
+    async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Listen on a free loopback port, or again on the last one; with TLS where credentials are given, then or before."""
+        self._credentials = credentials or self._credentials
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         control_pb2_grpc.add_ControlServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        address = f"127.0.0.1:{self.port}"
+        if self._credentials is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, self._credentials)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -117,7 +125,7 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
                     async with asyncio.timeout(0.5):
                         message = await changes.get()
                 except TimeoutError:
-                    message = self._message(heartbeat=pb.Heartbeat())
+                    message = self._message(heartbeat=pb.Heartbeat(authorities=self.authorities()))
                 if not self.silent:
                     yield message
         finally:

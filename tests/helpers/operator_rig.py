@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
+import hashlib
 import itertools
 import threading
 import time
@@ -19,6 +21,7 @@ import yaml
 from helpers.fake_worker import FakeWorker
 from prometheus_client import CollectorRegistry
 
+from ballast_contract import names
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.access import Access
 from ballast_operator.cluster.client import Client
@@ -36,13 +39,15 @@ from ballast_operator.cluster.resources import (
     MANAGED_SELECTOR,
     MODELS,
     PODS,
+    SECRETS,
     SERVICES,
     Resource,
 )
 from ballast_operator.edge.arguments import Arguments
 from ballast_operator.edge.health import Health
 from ballast_operator.edge.process import Process
-from ballast_operator.fleet.channel import Member
+from ballast_operator.fleet.authority import Identity
+from ballast_operator.fleet.channel import Dial, Member, channel
 from ballast_operator.reconcile.options import Options
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
@@ -90,7 +95,10 @@ async def operator_kubeconfig(
 
 
 def _needed() -> list[dict[str, Any]]:
-    return [{"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)} for p in PERMISSIONS]
+    return [
+        {"apiGroups": [p.group], "resources": [p.resource], "resourceNames": list(p.only), "verbs": list(p.verbs)}
+        for p in PERMISSIONS
+    ]
 
 
 def _binding(name: str) -> dict[str, Any]:
@@ -104,7 +112,7 @@ def _binding(name: str) -> dict[str, Any]:
 class RunningOperator:
     """One operator process, as a thread with a loop of its own."""
 
-    def __init__(self, arguments: Arguments, dial: Callable[[Member], grpc.aio.Channel], options: Options) -> None:
+    def __init__(self, arguments: Arguments, dial: Dial, options: Options) -> None:
         self.arguments = arguments
         self.lost: list[str] = []
         self.error: BaseException | None = None
@@ -170,6 +178,8 @@ class Rig:
         self.collector = True
         """What belongs to an object that is gone goes too, as the garbage collector would have it."""
         self.nodes = itertools.cycle(["node-a", "node-b"])
+        self.certificates: dict[str, bytes] = {}
+        """The Secret of the workers, as the kubelets last mounted it."""
         self.kubeconfig = kubeconfig
         self._addresses = itertools.count(1)
         self._operators: list[RunningOperator] = []
@@ -200,9 +210,10 @@ class Rig:
         operator.start()
         return operator
 
-    def _dial(self, member: Member) -> grpc.aio.Channel:
+    def _dial(self, member: Member, identity: Identity) -> grpc.aio.Channel:
+        """As the operator dials, but for the address: pods have none that leads anywhere."""
         worker = self.workers.get(member.name)
-        return grpc.aio.insecure_channel(f"127.0.0.1:{worker.port if worker else 1}")
+        return channel(dataclasses.replace(member, host="127.0.0.1", port=worker.port if worker else 1), identity)
 
     # The API.
 
@@ -340,7 +351,9 @@ class Rig:
         worker = self.workers[name] = FakeWorker(name, node=node)
         self.prepare(worker)
         await worker.start()
+        await self.until(self.mount)
         address = f"10.77.0.{next(self._addresses)}"
+        worker.authorities = lambda: hashlib.sha256(self.certificates["ca.crt"]).hexdigest()
         await self.set_pod_status(
             name, phase="Running", podIP=address, podIPs=[{"ip": address}], conditions=[_ready(True)]
         )
@@ -349,6 +362,17 @@ class Rig:
     async def bind(self, pod: dict[str, Any]) -> str:
         """Give a pod a node, as the scheduler would."""
         if "nodeName" in pod["spec"]:
+    async def mount(self) -> bool:
+        """Bring the mounted Secret up to date; False while there is none."""
+        secret = await self.get(SECRETS, names.WORKER_CERTIFICATE)
+        if secret is not None:
+            self.certificates = {key: base64.b64decode(text) for key, text in secret["data"].items()}
+        return secret is not None
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        held = self.certificates
+        return grpc.ssl_server_certificate_configuration([(held["tls.key"], held["tls.crt"])], held["ca.crt"])
+
             return str(pod["spec"]["nodeName"])
         name, node = pod["metadata"]["name"], next(self.nodes)
         binding = {
@@ -385,11 +409,12 @@ class Rig:
             if self.collector:
                 await self.collect()
             await asyncio.sleep(0.05)
+            await self.mount()
 
     async def collect(self) -> None:
         """One pass of the garbage collector."""
         alive = {obj["metadata"]["uid"] for kind in (MODELS, BUDGETS) for obj in await self.list(kind)}
-        for resource in (SERVICES, ENDPOINT_SLICES, CONFIG_MAPS, DISRUPTION_BUDGETS, PODS):
+        for resource in (SERVICES, ENDPOINT_SLICES, CONFIG_MAPS, DISRUPTION_BUDGETS, SECRETS, PODS):
             for obj in await self.list(resource, MANAGED_SELECTOR):
                 owners = {owner["uid"] for owner in obj["metadata"].get("ownerReferences", ())}
                 if owners and not owners & alive and "deletionTimestamp" not in obj["metadata"]:
@@ -444,3 +469,4 @@ __all__ = [
     "Rig",
     "rig",
 ]
+    "SECRETS",

@@ -28,6 +28,13 @@
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [ballast-workers-tls]
+  verbs: [get, update]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
 {{- end -}}
 
 {{- define "ballast.ownRules" -}}
@@ -35,3 +42,10 @@
   resources: [leases]
   verbs: [get, create, update]
 {{- end -}}
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [ballast-operator-tls]
+  verbs: [get, update]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]

@@ -66,9 +66,10 @@ class LeaseKeeper:
         """Begin to compete for the Lease."""
         self._thread.start()
 
-    def raise_above(self, epoch: int) -> None:
-        """Take an epoch above this one, which a worker has seen; from any thread."""
+    def raise_above(self, epoch: int) -> bool:
+        """Take an epoch above this one, which a worker has seen; from any thread. False: it is too high to be followed."""
         self._call(lambda: self._elector.raise_above(epoch))
+        return self._elector.follows(epoch)
 
     def stop(self, timeout: float = 2 * _CALL_SECONDS) -> None:
         """Give the Lease up, so that a standby leads within seconds, and end the thread."""

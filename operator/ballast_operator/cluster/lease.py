@@ -19,6 +19,13 @@ DURATION_SECONDS: Final = 10
 RENEW_SECONDS: Final = 7
 RETRY_SECONDS: Final = 2
 
+MAX_STEP: Final = 1_000_000
+"""How far above the epoch of its acquisition a leader follows the epochs that workers report.
+
+A Lease that was deleted begins anew far below what workers have seen, by as much as there ever were acquisitions. A report
+above that is a fault of the worker, and must not use up the numbers: the field of the Lease ends at 2**31 - 1.
+"""
+
 _MAX_TRANSITIONS: Final = 2**31 - 1
 
 
@@ -55,6 +62,7 @@ class Elector:
         self._seen_at = clock()
         self._renewed_at: float | None = None
         self._floor = 0
+        self._acquired_with = 0
         self.epoch = 0
         """The number of our acquisition; 0 when we do not lead."""
 
@@ -68,9 +76,14 @@ class Elector:
         """Who holds the Lease, as last seen; empty when nobody does."""
         return str(self._spec("holderIdentity", ""))
 
+    def follows(self, epoch: int) -> bool:
+        """Whether an epoch that a worker has seen is one that ours may be raised above. Any thread may ask."""
+        return epoch < self._acquired_with + MAX_STEP
+
     def raise_above(self, epoch: int) -> None:
-        """Make the next write carry an epoch above this one: a worker has seen it."""
-        self._floor = max(self._floor, epoch + 1)
+        """Make the next write carry an epoch above this one, which a worker has seen, unless it is not to be followed."""
+        if self.follows(epoch):
+            self._floor = max(self._floor, epoch + 1)
 
     @property
     def behind(self) -> bool:
@@ -97,6 +110,8 @@ class Elector:
         """A write succeeded; `started` is when its call began, from which our time runs."""
         self._record = lease
         self._seen_at = self._clock()
+        if not self.leading:
+            self._acquired_with = write.epoch
         self._renewed_at, self.epoch = started, write.epoch
 
     def lost(self) -> bool:

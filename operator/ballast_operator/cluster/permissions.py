@@ -6,18 +6,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from ballast_contract import names
 from ballast_operator.cluster import resources
 from ballast_operator.cluster.resources import Resource
 
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Verbs on a resource, in the watched namespaces or only in the operator's own."""
+    """Verbs on a resource, in the watched namespaces or only in the operator's own.
+
+    `only` names the objects that they are limited to; nothing means all.
+    """
 
     group: str
     resource: str
     verbs: tuple[str, ...]
     scope: Literal["watched", "own"] = "watched"
+    only: tuple[str, ...] = ()
 
     @property
     def plural(self) -> str:
@@ -53,9 +58,15 @@ PERMISSIONS: Final = (
     _of(resources.DISRUPTION_BUDGETS, _OWN),
     _of(resources.EVENTS, ("create", "patch")),
     _of(resources.CLAIMS, ("get",)),
+    Permission("", resources.SECRETS.plural, ("get", "update"), only=(names.WORKER_CERTIFICATE,)),
+    Permission("", resources.SECRETS.plural, ("create",)),
     Permission(resources.LEASES.group, resources.LEASES.plural, ("get", "create", "update"), scope="own"),
 )
-"""`finalizers` and `endpointslices/restricted` are asked for by OpenShift and by clusters with the
+    Permission("", resources.SECRETS.plural, ("get", "update"), scope="own", only=(names.OPERATOR_CERTIFICATE,)),
+    Permission("", resources.SECRETS.plural, ("create",), scope="own"),
+"""Secrets are read and changed by name only; `create` cannot be limited to a name, and reads nothing.
+
+`finalizers` and `endpointslices/restricted` are asked for by OpenShift and by clusters with the
 OwnerReferencesPermissionEnforcement plugin; elsewhere they are not needed and harmless."""
 
 OPTIONAL: Final = frozenset({"endpointslices/restricted", "inferencemodels/finalizers", "weightbudgets/finalizers"})

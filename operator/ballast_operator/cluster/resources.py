@@ -53,6 +53,7 @@ DISRUPTION_BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets", "Po
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 ACCESS_REVIEWS: Final = Resource(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
 )

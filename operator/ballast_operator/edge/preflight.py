@@ -90,6 +90,7 @@ async def check_definitions(client: Client) -> list[str]:
 
 async def _allowed(client: Client, permission: Permission, verb: str, namespace: str | None) -> bool:
     attributes = {
+        **({"name": permission.only[0]} if permission.only else {}),
         "group": permission.group,
         "resource": permission.plural,
         "subresource": permission.subresource,
@@ -103,7 +104,8 @@ async def _allowed(client: Client, permission: Permission, verb: str, namespace:
 
 def _spell(permission: Permission, verb: str, namespace: str | None) -> str:
     where = f"in namespace {namespace}" if namespace else "in all namespaces"
-    return f"{verb} {permission.resource}{'.' + permission.group if permission.group else ''} {where}"
+    which = f" named {', '.join(permission.only)}" if permission.only else ""
+    return f"{verb} {permission.resource}{'.' + permission.group if permission.group else ''}{which} {where}"
 
 
 def _is(schema: Object, kind: str) -> bool:

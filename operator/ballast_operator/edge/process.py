@@ -29,14 +29,17 @@ from ballast_operator.edge.arguments import Arguments
 from ballast_operator.edge.health import Health
 from ballast_operator.edge.preflight import PreflightError, check_definitions, check_rights
 from ballast_operator.edge.sweeper import Sweeper
+from ballast_operator.fleet.authority import AuthorityError
 from ballast_operator.fleet.channel import Dial, channel
 from ballast_operator.fleet.fleet import Fleet, Notice
+from ballast_operator.reconcile import crew
 from ballast_operator.reconcile.budget import BudgetReconciler
+from ballast_operator.reconcile.certificates import Certificates
 from ballast_operator.reconcile.events import Events
 from ballast_operator.reconcile.metrics import ReconcileMetrics
 from ballast_operator.reconcile.model import ModelReconciler
 from ballast_operator.reconcile.options import Options
-from ballast_operator.reconcile.world import World
+from ballast_operator.reconcile.world import World, budgets_by_namespace
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +131,18 @@ class Process:
             epoch=lambda: self._keeper.epoch,
             notify=notify,
             on_epoch=self._keeper.raise_above,
+        certificates = Certificates(
+            client,
+            namespace=self._arguments.lease_namespace,
+            budgets=lambda: budgets_by_namespace(world),
+            seen=lambda authorities: crew.all_trust(world, authorities),
+            now=_now,
+            period=self._options.certificate_seconds,
+        )
             dial=self._dial,
             heartbeat_limit=self._options.heartbeat_seconds,
         )
+            identity=lambda: certificates.identity,
         world = World(
             client=client,
             fleet=fleet,
@@ -140,6 +152,7 @@ class Process:
             enqueue=enqueue,
             epoch=lambda: self._keeper.epoch,
             clock=time.monotonic,
+            certificates=certificates,
             now=_now,
             rng=random.Random(),  # noqa: S311 - names of pods
         )
@@ -162,6 +175,10 @@ class Process:
         edge = kopf.operator(
             registry=handlers.registry(lambda *event: self._observe(world, sweeper, *event), await self._access()),
             settings=handlers.settings(),
+        try:
+            await self._patiently(certificates.start, stop)
+        except AuthorityError as error:
+            raise PreflightError(str(error)) from error
             standalone=True,
             clusterwide=not self._arguments.namespaces,
             namespaces=self._arguments.namespaces,
@@ -170,7 +187,12 @@ class Process:
         watching = asyncio.create_task(edge, name="kopf")
         async with AsyncExitStack() as working:
             working.push_async_callback(world.close)
-            for work, name in ((fleet.run(), "fleet"), (sweeper.run(), "sweeper"), (dispatcher.run(), "dispatcher")):
+            for work, name in (
+                (fleet.run(), "fleet"),
+                (certificates.run(), "certificates"),
+                (sweeper.run(), "sweeper"),
+                (dispatcher.run(), "dispatcher"),
+            ):
                 self._spawn(working, work, name, fatal=stop)
             self._health.stage = f"leading with epoch {self._keeper.epoch}"
             ending = asyncio.create_task(stop.wait(), name="stop")

@@ -10,6 +10,7 @@ from typing import Final
 import grpc
 
 from ballast_contract import names
+from ballast_operator.fleet.authority import Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Member:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-Dial = Callable[[Member], grpc.aio.Channel]
+Dial = Callable[[Member, Identity], grpc.aio.Channel]
 
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 30_000),
@@ -43,6 +44,8 @@ _OPTIONS: Final = (
 )
 
 
-def channel(member: Member) -> grpc.aio.Channel:
-    """Open a connection lazily, in plain text."""
-    return grpc.aio.insecure_channel(member.address, options=_OPTIONS)
+def channel(member: Member, identity: Identity) -> grpc.aio.Channel:
+    """Open a connection lazily, with mutual TLS: the worker has to carry the name of workers, whatever its address."""
+    credentials = grpc.ssl_channel_credentials(identity.authorities, identity.own.key, identity.own.certificate)
+    options = (*_OPTIONS, ("grpc.ssl_target_name_override", names.TLS_WORKER_NAME))
+    return grpc.aio.secure_channel(member.address, credentials, options=options)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ballast_operator.fleet.authority import Identity
 from ballast_operator.fleet.channel import Dial, Member, channel
 from ballast_operator.fleet.link import Link
 from ballast_operator.fleet.view import HEARTBEAT_LIMIT_SECONDS, Difference, View
@@ -34,21 +35,24 @@ class Notice:
 class Fleet:
     """The connections to every worker pod that has an address. One loop owns it.
 
-    `epoch` is asked before each call; `on_epoch` is told of a worker that has seen a higher one.
+    `epoch` is asked before each call; `on_epoch` is told of a worker that has seen a higher one, and says whether ours
+    will be raised above it. `identity` is asked for what we show and trust before each connection.
     """
 
     def __init__(
         self,
         *,
         epoch: Callable[[], int],
+        identity: Callable[[], Identity],
         notify: Callable[[Notice], None],
-        on_epoch: Callable[[int], None],
+        on_epoch: Callable[[int], bool],
         dial: Dial = channel,
         clock: Callable[[], float] = time.monotonic,
         heartbeat_limit: float = HEARTBEAT_LIMIT_SECONDS,
     ) -> None:
         self._heartbeat_limit = heartbeat_limit
         self._epoch = epoch
+        self._identity = identity
         self._notify = notify
         self._on_epoch = on_epoch
         self._dial = dial
@@ -71,6 +75,7 @@ class Fleet:
         link = self._links[member.uid] = Link(
             member,
             dial=self._dial,
+            identity=self._identity,
             epoch=self._epoch,
             on_report=self._reported,
             on_refused=lambda view, objects: self._notify(Notice(view.member, urgent=objects, worker=True)),

@@ -14,11 +14,13 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from ballast_contract import names
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_contract.v1 import control_pb2_grpc
+from ballast_operator.fleet.authority import Identity
 from ballast_operator.fleet.channel import Dial, Member
 from ballast_operator.fleet.routes import Routes
-from ballast_operator.fleet.view import HEARTBEAT_LIMIT_SECONDS, Difference, OutOfOrder, View
+from ballast_operator.fleet.view import HEARTBEAT_LIMIT_SECONDS, Difference, Obstacle, OutOfOrder, View
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,14 @@ R = TypeVar("R")
 
 _CALL_SECONDS: Final = 10.0
 _BACKOFF_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
+_OLD_CALLS_SECONDS: Final = 300.0
+"""How long calls may still run on a connection that was replaced."""
+
+_DISTRUST: Final = ("handshake failed", "verification check failed")
+"""In gRPC's words for a server whose certificate we do not accept."""
+_NOT_CONNECTED: Final = "failed to connect"
+_TURNED_AWAY: Final = "Socket closed"
+"""In gRPC's words for a server that ends a connection as soon as it is there."""
 
 
 class CallError(Exception):
@@ -50,8 +60,10 @@ class Link:
     """Keeps one worker connected and its assignment asserted.
 
     The assignment is sent when it changes and at every connection, since another leader or an older process of the
-    worker may have said something else meanwhile. `on_report` gets every difference; `on_refused` is called when the
-    verdicts of an assignment change; `on_epoch` when the worker has seen a higher epoch than ours.
+    worker may have said something else meanwhile. `identity` is what we show and trust now; a connection that ends is
+    replaced by one with the newest. `on_report` gets every difference; `on_refused` is called when the verdicts of an
+    assignment or the obstacle of the view change; `on_epoch` when the worker has seen a higher epoch than ours, and says
+    whether ours will be raised above it.
     """
 
     def __init__(
@@ -59,10 +71,11 @@ class Link:
         member: Member,
         *,
         dial: Dial,
+        identity: Callable[[], Identity],
         epoch: Callable[[], int],
         on_report: Callable[[View, Difference], None],
         on_refused: Callable[[View, frozenset[str]], None],
-        on_epoch: Callable[[int], None],
+        on_epoch: Callable[[int], bool],
         clock: Callable[[], float] = time.monotonic,
         heartbeat_limit: float = HEARTBEAT_LIMIT_SECONDS,
     ) -> None:
@@ -73,8 +86,9 @@ class Link:
         self._clock = clock
         self._epoch = epoch
         self._on_report, self._on_refused, self._on_epoch = on_report, on_refused, on_epoch
-        self._channel = dial(member)
-        self._stub: Any = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        self._dial, self._identity = dial, identity
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open()
         self._desired: Assignment | None = None
         self._accepted: int | None = None
         self._held: Routes | None = None
@@ -115,26 +129,69 @@ class Link:
 
     async def close(self) -> None:
         """Let the worker alone: it goes on serving what it was last told."""
-        for task in self._tasks:
+        for task in (*self._tasks, *self._closing):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._closing, return_exceptions=True)
         await self._channel.close(None)
+
+    def _open(self) -> None:
+        self._shown = self._identity()
+        self._channel = self._dial(self.member, self._shown)
+        self._stub: Any = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def _replace_channel(self) -> None:
+        """Go on with a connection that shows our newest identity; calls on the old one may end."""
+        task = asyncio.create_task(self._channel.close(_OLD_CALLS_SECONDS), name=f"close {self.member.name}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        self._open()
 
     async def _call(self, method: Callable[..., Awaitable[R]], request: object, seconds: float) -> R:
         try:
             return await method(request, timeout=seconds)
         except grpc.aio.AioRpcError as error:
-            self._note_epoch(error)
+            if (seen := _epoch_of(error)) is not None:
+                self._outrun(seen)
             raise CallError(error.details() or error.code().name, code=error.code()) from error
 
-    def _note_epoch(self, error: grpc.aio.AioRpcError) -> None:
-        for key, value in error.trailing_metadata() or ():
-            if key == names.EPOCH_METADATA and str(value).isdigit():
-                self._note_seen_epoch(int(value))
+    def _outrun(self, seen: int) -> Obstacle | None:
+        """What it means that the worker has seen an epoch."""
+        ours = self._epoch()
+        if seen <= ours or self._on_epoch(seen):
+            return None
+        return Obstacle(
+            Reason.EPOCH_REFUSED,
+            f"it has seen epoch {seen}, implausibly far above the {ours} of this operator, and obeys no lower one: delete "
+            "its pod",
+        )
 
-    def _note_seen_epoch(self, seen: int) -> None:
-        if seen > self._epoch():
-            self._on_epoch(seen)
+    def _cause(self, error: grpc.aio.AioRpcError) -> Obstacle | None:
+        """Why a stream could not be had, where that is more than that nobody answers."""
+        seen = _epoch_of(error)
+        if seen is not None:
+            return self._outrun(seen)
+        text = error.details() or ""
+        if any(words in text.lower() for words in _DISTRUST):
+            words = text.rpartition("OPENSSL_internal:")[2].rpartition("UNAUTHENTICATED: ")[2].removesuffix(": OK")
+            return Obstacle(
+                Reason.CERTIFICATE_REFUSED,
+                f"what answers at {self.member.address} shows a certificate that is not accepted: {words}",
+            )
+        if _TURNED_AWAY in text and _NOT_CONNECTED in text:
+            return Obstacle(
+                Reason.CERTIFICATE_REFUSED,
+                "it ends connections from the operator at once, as it does when it does not accept a certificate: the log "
+                "of its pod says why",
+            )
+        return None
+
+    def _hindered(self, obstacle: Obstacle | None) -> None:
+        if self.view.obstacle == obstacle:
+            return
+        self.view.obstacle = obstacle
+        if obstacle is not None:
+            logger.warning("worker %s is not heard: %s", self.member.name, obstacle.message)
+        self._on_refused(self.view, frozenset())
 
     async def _listen(self) -> None:
         attempt = 0
@@ -147,10 +204,12 @@ class Link:
                 details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 logger.debug("worker %s: stream ended: %s", self.member.name, details or type(error).__name__)
                 if isinstance(error, grpc.aio.AioRpcError):
-                    self._note_epoch(error)
+                    self._hindered(self._cause(error))
                 if isinstance(error, OutOfOrder):
                     self.view.sequence = 0
-            self._connected = False
+            self._connected, self.view.authorities = False, ""
+            if self._identity() is not self._shown:
+                self._replace_channel()
             pause = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
             attempt += 1
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
@@ -178,7 +237,7 @@ class Link:
             self._connected, self._accepted = True, None
             difference.worker = True
             self._wake.set()
-        self._note_seen_epoch(self.view.epoch)
+        self._hindered(self._outrun(self.view.epoch))
         self._on_report(self.view, difference)
 
     async def _assert(self) -> None:
@@ -226,3 +285,11 @@ class Link:
         self._on_refused(self.view, frozenset(objects[m] for m in changed if objects.get(m)))
         if self._desired is not wanted:
             self._wake.set()
+
+
+def _epoch_of(error: grpc.aio.AioRpcError) -> int | None:
+    """The epoch that a refusal names as the highest seen."""
+    for key, value in error.trailing_metadata() or ():
+        if key == names.EPOCH_METADATA and str(value).isdigit():
+            return int(value)
+    return None

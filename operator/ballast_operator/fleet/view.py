@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.fleet.channel import Member
 
@@ -35,6 +36,14 @@ class Difference:
     """Its memory figures changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a worker that answers is not heard, in terms of the closed list of reasons."""
+
+    reason: Reason
+    message: str
+
+
 class OutOfOrder(Exception):  # noqa: N818 - the answer is to ask for a full state
     """A change does not follow the last message: something was missed."""
 
@@ -53,6 +62,10 @@ class View:
         self.device: pb.DeviceState | None = None
         self.plan: pb.Plan | None = None
         self.models: dict[str, pb.ModelState] = {}
+        self.authorities = ""
+        """SHA-256 of the authorities that the worker trusts, as it last said on this stream; empty: not said."""
+        self.obstacle: Obstacle | None = None
+        """Why nothing is heard from it, or it does not obey, where that is known."""
         self.known = False
         """Whether a full state was ever received."""
         self.heard_at = now
@@ -94,6 +107,8 @@ class View:
                 raise OutOfOrder(f"sequence {message.sequence} after {self.sequence}")
             self.sequence = message.sequence
             self._take_change(message.change, difference)
+        elif kind == "heartbeat" and message.heartbeat.authorities:
+            self.authorities = message.heartbeat.authorities
         return difference
 
     def _take_full(self, message: pb.WatchResponse, difference: Difference) -> None:

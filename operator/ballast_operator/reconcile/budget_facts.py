@@ -87,6 +87,9 @@ def _workers_ready(now: Situation) -> Fact:
         return no(Reason.SERVICE_CONFLICT, now.conflict)
     trouble = now.creation or worst(
         w.pod.trouble for w in now.workers if w.pod.trouble is not None and not w.pod.terminating
+    for worker in live:
+        if worker.obstacle is not None:
+            return unknown(worker.obstacle.reason, f"worker {worker.name}: {worker.obstacle.message}")
     )
     counted = f"{len(ready)} of {wanted} workers are ready"
     if trouble is not None:

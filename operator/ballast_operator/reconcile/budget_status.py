@@ -59,6 +59,9 @@ def _entry(worker: Worker, now: Situation) -> Status:
     if worker.silent:
         entry |= {"reason": Reason.HEARTBEAT_STALE.value, "message": "nothing is heard from it"}
         return entry
+    if worker.obstacle is not None:
+        entry |= {"reason": worker.obstacle.reason.value, "message": worker.obstacle.message}
+        return entry
     if view is None or not worker.heard:
         cause = trouble or Trouble(Reason.WORKERS_STARTING, "it has not reported yet")
         return entry | {"ready": False, "reason": cause.reason.value, "message": cause.message[:4096]}

@@ -63,6 +63,13 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
     if any(pod.finished for pod, _ in plan.delete):  # pods that a node turns away at once would be made without end
         pool.failed_in_a_row += 1
         pool.create_after = world.clock() + min(_MOST_PATIENT_SECONDS, 2.0**pool.failed_in_a_row)
+def all_trust(world: World, authorities: str) -> bool:
+    """Whether every worker that runs, or is about to, has said that it trusts the authorities of this digest."""
+    found = [pod for pod in map(world.read_pod, world.caches[PODS]) if pod.node and not pod.finished]
+    views = [world.fleet.view(pod.uid) for pod in found]
+    return all(view is not None and view.authorities == authorities for view in views)
+
+
     elif plan == PodPlan():
         pool.failed_in_a_row = 0
     for pod, cause in plan.delete:
@@ -84,6 +91,11 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
         namespace=namespace, labels=naming.labels(component="config", budget=name), owner=owner
     )
     obstacle = await ensure(world, CONFIG_MAPS, config, uid=uid, by=by)
+    obstacle = await world.certificates.ensure(namespace)
+    if obstacle:
+        pool.creation = Trouble(Reason.SECRET_CONFLICT, obstacle)
+        pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
+        return
     if obstacle:
         pool.creation, pool.create_after = Trouble(Reason.PENDING, obstacle), world.clock() + 1.0
         return
@@ -118,9 +130,11 @@ async def _create(world: World, budget: Object, bodies: Sequence[Object], *, by:
         world.events.post(budget, BUDGETS.kind, "Normal", Reason.WORKER_CREATED, "Create", note)
 
     outcomes = await asyncio.gather(*(one(body) for body in bodies), return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException) and not isinstance(outcome, errors.AlreadyExists):
-            raise outcome
+    failed = [o for o in outcomes if isinstance(o, BaseException) and not isinstance(o, errors.AlreadyExists)]
+    for other in failed[1:]:
+        logger.warning("a worker pod of %s was not created either: %s", by, other)
+    if failed:
+        raise failed[0]
 
 
 async def _delete_pod(world: World, held: Object, *, by: Key) -> None:

@@ -65,20 +65,17 @@ def worker_selector(budget: str) -> dict[str, str]:
     return {names.LABEL_BUDGET: budget, "app.kubernetes.io/component": "worker"}
 
 
-def owner(kind: str, obj: Object) -> list[dict[str, Any]]:
-    """The owner reference to an object of ours."""
+def owner(kind: str, obj: Object, *, controls: bool = True) -> list[dict[str, Any]]:
+    """The owner reference to an object of ours: its controller, or one owner among others."""
     resource = MODELS if kind == MODELS.kind else BUDGETS
     metadata = obj["metadata"]
-    return [
-        {
-            "apiVersion": resource.api_version,
-            "kind": kind,
-            "name": metadata["name"],
-            "uid": metadata["uid"],
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-    ]
+    reference = {
+        "apiVersion": resource.api_version,
+        "kind": kind,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+    }
+    return [{**reference, "controller": True, "blockOwnerDeletion": True} if controls else reference]
 
 
 def owner_uid(obj: Object) -> str | None:

@@ -21,7 +21,11 @@ DRAIN_SECONDS: Final = 5.0
 """How long a worker keeps a model after its endpoint is gone: proxies and clients take a while to notice."""
 
 DELETION_SECONDS: Final = 20.0
-"""How long the finalizer of a WeightBudget waits for worker pods to end."""
+"""How long the finalizer of a WeightBudget waits for worker pods to end and for host pools to be removed."""
+
+
+CERTIFICATE_SECONDS: Final = 60.0
+"""Time between two looks at the certificates of the control channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +44,4 @@ class Options:
     drain_seconds: float = DRAIN_SECONDS
     deletion_seconds: float = DELETION_SECONDS
     heartbeat_seconds: float = HEARTBEAT_LIMIT_SECONDS
+    certificate_seconds: float = CERTIFICATE_SECONDS

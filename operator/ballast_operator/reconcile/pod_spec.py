@@ -17,6 +17,7 @@ from ballast_operator.reconcile.worker_config import (
     STATE_DIRECTORY,
     STORES_DIRECTORY,
     TEMPORARY_DIRECTORY,
+    TLS_DIRECTORY,
     claims,
     size_of,
 )
@@ -159,6 +160,7 @@ def _volumes(budget: str, spec: WeightBudgetSpec, config_name: str) -> tuple[lis
     if isinstance(size, int) and size > 0:
         memory["sizeLimit"] = quantities.ceil_api(size + _HOST_POOL_OVERHEAD)
     if size != 0:
+    mount("tls", TLS_DIRECTORY, {"secret": {"secretName": names.WORKER_CERTIFICATE}}, readOnly=True)
         mount("host-pool", HOST_DIRECTORY, {"emptyDir": memory})
     for index, claim_name in enumerate(claims(spec)):
         source = {"persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}}

@@ -23,6 +23,8 @@ STATE_DIRECTORY: Final = "/var/lib/ballast/state"
 
 HOST_DIRECTORY: Final = "/dev/shm/ballast"  # noqa: S108 - the host pool lives in shared memory by design
 
+TLS_DIRECTORY: Final = "/etc/ballast-tls"
+
 TEMPORARY_DIRECTORY: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 
 
@@ -56,6 +58,7 @@ def worker_config(spec: WeightBudgetSpec) -> config.WorkerConfig:
             "fileMode": host.file_mode,
             "directory": HOST_DIRECTORY,
         },
+        "control": {"tlsDirectory": TLS_DIRECTORY},
         "serving": {"graceSeconds": spec.workers.termination_grace_period_seconds},
     }
     try:

@@ -10,7 +10,7 @@ from typing import Final
 
 from ballast_contract import config
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_operator.fleet.view import View
+from ballast_operator.fleet.view import Obstacle, View
 from ballast_operator.reconcile.pods import Pod
 from ballast_operator.reconcile.wishes import Model
 
@@ -59,6 +59,11 @@ class Worker:
     def silent(self) -> bool:
         """Whether it should be heard and is not: its pod is Ready, so nobody knows what it does now."""
         return self.pod.ready and self.view is not None and self.view.stale(self.now)
+
+    @property
+    def obstacle(self) -> Obstacle | None:
+        """Why it is not heard, or does not obey, where that is known."""
+        return self.view.obstacle if self.view is not None else None
 
     @property
     def awaited(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import logging
 import random
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 
@@ -17,11 +19,14 @@ from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.resources import Resource
 from ballast_operator.fleet.fleet import Fleet, Notice
 from ballast_operator.reconcile import naming, pods, wishes
+from ballast_operator.reconcile.certificates import Certificates
 from ballast_operator.reconcile.events import Events
 from ballast_operator.reconcile.metrics import ReconcileMetrics
 from ballast_operator.reconcile.options import Options
 from ballast_operator.reconcile.pods import Pod
 from ballast_operator.reconcile.pool import Pool
+
+logger = logging.getLogger(__name__)
 
 
 def model_key(namespace: str, name: str) -> Key:
@@ -32,6 +37,14 @@ def model_key(namespace: str, name: str) -> Key:
 def budget_key(namespace: str, name: str) -> Key:
     """The key of a WeightBudget."""
     return Key("budget", namespace, name)
+
+
+def budgets_by_namespace(world: World) -> dict[str, list[Object]]:
+    """Every WeightBudget, by namespace."""
+    found: dict[str, list[Object]] = defaultdict(list)
+    for budget in world.caches[resources.BUDGETS]:
+        found[budget["metadata"]["namespace"]].append(budget)
+    return found
 
 
 def _label(label: str) -> Callable[[Object], str | None]:
@@ -63,6 +76,7 @@ class World:
     client: Client
     fleet: Fleet
     events: Events
+    certificates: Certificates
     options: Options
     metrics: ReconcileMetrics
     enqueue: Callable[[Key, float], None]
@@ -120,10 +134,15 @@ class World:
         return known[1]
 
     def background(self, work: Coroutine[None, None, None], *, name: str) -> None:
-        """Run something beside the reconciliations; it handles its own errors."""
+        """Run something beside the reconciliations; it handles its own errors, and one that it does not is logged."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed unexpectedly", task.get_name(), exc_info=error)
 
     async def close(self) -> None:
         """Stop everything that runs beside the reconciliations."""

@@ -53,6 +53,9 @@ _POOL_TROUBLES: Final = frozenset(
         Reason.WORKER_CRASHED,
         Reason.PLAN_REFUSED,
         Reason.HEARTBEAT_STALE,
+        Reason.CERTIFICATE_REFUSED,
+        Reason.EPOCH_REFUSED,
+        Reason.SECRET_CONFLICT,
     }
 )
 """What the Events of the budget say once; its models, which may be many, show it in their conditions."""

@@ -12,11 +12,13 @@ import pytest
 from helpers.fake_worker import FakeWorker
 
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.fleet.authority import Identity, KeyPair
 from ballast_operator.fleet.channel import Member
 from ballast_operator.fleet.fleet import Fleet, Notice
 from ballast_operator.fleet.link import Assignment, CallError
 from ballast_operator.fleet.routes import Hop, RouteBook
 
+IDENTITY = Identity(b"", KeyPair(b"", b""))
 MEMBER = Member("ns", "default", "w", "uid", "10.0.0.1")
 
 
@@ -44,12 +46,17 @@ class Rig:
         self.fleet = Fleet(
             epoch=lambda: self.epoch,
             notify=self.notices.append,
-            on_epoch=self.seen.append,
-            dial=lambda _: grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}"),
+            identity=lambda: IDENTITY,
+            on_epoch=self._follow,
+            dial=lambda *_: grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}"),
             heartbeat_limit=2.0,
         )
         self.running = asyncio.create_task(self.fleet.run())
         self.link = self.fleet.join(MEMBER)
+
+    def _follow(self, epoch: int) -> bool:
+        self.seen.append(epoch)
+        return epoch < self.epoch + 1_000_000
 
     def assignment(self, generation: int, *names: str, table: dict | None = None) -> Assignment:
         models = tuple(
