@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import threading
+import time
 
 import grpc
 import pytest
@@ -356,6 +357,22 @@ def test_a_terminating_worker_admits_until_it_is_released(config_for, start, sma
     assert worker.infer("m") == [2.0, 4.0, 6.0, 8.0]
     worker.control.Release(pb.ReleaseRequest(epoch=1))
     assert worker.infer("m") == [2.0, 4.0, 6.0, 8.0]
+    worker._thread.join(30)
+    assert worker.exit_code == 0
+
+
+def test_a_released_worker_stays_as_long_as_clients_call(config_for, start, small_bundle, monkeypatch):
+    monkeypatch.setattr("ballast_worker.control.worker._LINGER_SECONDS", 0.0)
+    monkeypatch.setattr("ballast_worker.control.worker._QUIET_SECONDS", 2.0)
+    worker = start(config_for(managed=True, serving={"grace_seconds": 300}))
+    worker.assign(assigned(small_bundle, "m"))
+    worker.until_model("m", *CALLABLE)
+    worker.worker.terminate()
+    worker.until(lambda state: state.condition.phase == pb.WORKER_PHASE_DRAINING)
+    worker.control.Release(pb.ReleaseRequest(epoch=1))
+    asked = time.monotonic()
+    while time.monotonic() - asked < 4.0:  # longer than the quiet that it waits for, with calls all the time
+        assert worker.infer("m") == [2.0, 4.0, 6.0, 8.0]
     worker._thread.join(30)
     assert worker.exit_code == 0
 

@@ -157,14 +157,21 @@ def rig(make_rig: Callable[..., Rig]) -> Rig:
 def make_server() -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
-    def make(models: dict[str, Model], *, config: dict[str, Any] | None = None, **options: Any) -> Server:
+    def make(
+        models: dict[str, Model],
+        *,
+        config: dict[str, Any] | None = None,
+        patience_seconds: float = 0.0,
+        **options: Any,
+    ) -> Server:
         rig = Rig(clock=time.monotonic, **options)
         rig.clock = time.monotonic
         for name, model in models.items():
             assert rig.add(name, model) is None
         catalog = TableCatalog(rig.engine)
         settings = Serving.model_validate({"host": "127.0.0.1", "http_port": 0, "grpc_port": 0, **(config or {})})
-        servers.append(Server(rig, catalog, run_in_thread(Frontend(settings, rig.engine, catalog))))
+        front = Frontend(settings, rig.engine, catalog, patience_seconds=patience_seconds)
+        servers.append(Server(rig, catalog, run_in_thread(front)))
         return servers[-1]
 
     yield make

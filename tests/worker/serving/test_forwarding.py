@@ -41,6 +41,7 @@ def dead() -> Endpoint:
 def holder(make_server, affine):
     """The worker that has the models."""
     server = make_server({"far": affine, "team/far": affine, "behind a dead one": affine})
+    server.catalog.table["failing"] = Refusal(Reason.LOAD_FAILED_WILL_RETRY, "unreadable", retry_after_seconds=3.0)
     server.catalog.table["refused"] = Refusal(Reason.INSUFFICIENT_DEVICE_MEMORY, "no room", retry_after_seconds=7.0)
     return server
 
@@ -49,7 +50,7 @@ def holder(make_server, affine):
 def way(make_server, affine, holder):
     """The worker that is asked."""
     server = make_server({"near": affine})
-    for name in ("far", "team/far", "refused", "moved away"):
+    for name in ("far", "team/far", "refused", "failing", "moved away"):
         server.catalog.table[name] = Elsewhere((endpoint(holder),))
     server.catalog.table["behind a dead one"] = Elsewhere((dead(), endpoint(holder)))
     server.catalog.table["nowhere"] = Elsewhere((dead(),))
@@ -102,6 +103,8 @@ def test_errors_of_the_other_worker_come_back_as_they_are(client, triton):
     with pytest.raises(InferenceServerException, match="no room") as caught:
         client.infer("refused", [tensor(triton)])
     assert caught.value.status() in ("503", "StatusCode.RESOURCE_EXHAUSTED")
+    with pytest.raises(InferenceServerException, match="unreadable"):
+        client.infer("failing", [tensor(triton)])
 
 
 def test_when_to_try_again_is_passed_on(way):
@@ -119,7 +122,7 @@ def test_when_to_try_again_is_passed_on(way):
 def test_a_worker_that_cannot_be_reached_is_passed_over(client, triton, affine):
     for model in ("nowhere", "unknown place", "moved away"):
         with pytest.raises(
-            InferenceServerException, match="is on its way from one worker to another: try again"
+            InferenceServerException, match="is on its way to a worker, or being prepared there: try again"
         ) as caught:
             client.infer(model, [tensor(triton)])
         assert caught.value.status() in ("503", "StatusCode.UNAVAILABLE")
@@ -146,19 +149,88 @@ def test_a_model_that_leaves_while_a_call_waits_is_asked_for_where_it_is_now(mak
     np.testing.assert_allclose(results[0], affine.expected(X)[0], rtol=1e-6, atol=1e-6)
 
 
+@pytest.fixture
+def patient(make_server, affine):
+    """A worker whose calls wait for models on their way, at most one for each model."""
+    return make_server({"here": affine}, patience_seconds=30.0, config={"max_queue": 1})
+
+
+def waiting(server, triton, model, monkeypatch) -> tuple[threading.Thread, list[np.ndarray]]:
+    """A call that waits for its model: it has been looked for twice."""
+    address = server.http if triton is tritonclient.http else server.grpc
+    results: list[np.ndarray] = []
+    looks = threading.Semaphore(0)
+    find = server.catalog.find
+
+    def counted(name: str):
+        looks.release()
+        return find(name)
+
+    def call() -> None:
+        with triton.InferenceServerClient(address) as client:
+            results.append(client.infer(model, [tensor(triton)]).as_numpy("y"))
+
+    monkeypatch.setattr(server.catalog, "find", counted)
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert looks.acquire(timeout=30)
+    assert looks.acquire(timeout=30)
+    assert results == []
+    return caller, results
+
+
+@pytest.mark.parametrize("place", [Elsewhere(()), Elsewhere((dead(),))], ids=["nowhere", "on a dead worker"])
+def test_a_call_waits_for_a_model_on_its_way_and_goes_where_it_arrives(
+    patient, holder, affine, triton, place, monkeypatch
+):
+    patient.catalog.table["far"] = place
+    caller, results = waiting(patient, triton, "far", monkeypatch)
+    patient.catalog.table["far"] = Elsewhere((endpoint(holder),))
+    caller.join(30)
+    np.testing.assert_allclose(results[0], affine.expected(X)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_call_waits_for_a_model_that_is_being_prepared_here(patient, affine, triton, monkeypatch):
+    patient.catalog.table["here"] = Refusal(Reason.MEASURING, "being prepared", 5.0)
+    caller, results = waiting(patient, triton, "here", monkeypatch)
+    del patient.catalog.table["here"]
+    caller.join(30)
+    np.testing.assert_allclose(results[0], affine.expected(X)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_no_more_calls_wait_than_may_be_queued(patient, triton, monkeypatch):
+    patient.catalog.table["here"] = Refusal(Reason.MEASURING, "being prepared", 5.0)
+    caller, results = waiting(patient, triton, "here", monkeypatch)
+    with (
+        triton.InferenceServerClient(patient.http if triton is tritonclient.http else patient.grpc) as client,
+        pytest.raises(InferenceServerException, match="being prepared"),
+    ):
+        client.infer("here", [tensor(triton)])
+    assert results == []
+    del patient.catalog.table["here"]
+    caller.join(30)
+    assert len(results) == 1
+
+
+def test_who_asks_whether_a_model_is_ready_does_not_wait(patient, triton):
+    patient.catalog.table["here"] = Refusal(Reason.MEASURING, "being prepared", 5.0)
+    patient.catalog.table["far"] = Elsewhere((dead(),))
+    with triton.InferenceServerClient(patient.http if triton is tritonclient.http else patient.grpc) as client:
+        assert not client.is_model_ready("here")
+        assert not client.is_model_ready("far")
+
+
 def test_a_call_is_passed_on_once(way):
     path = "/v2/models/far/infer"
     connection = http.client.HTTPConnection(way.http, timeout=10)
     connection.request("POST", path, b"{}", {FORWARDED_HEADER: "1"})
-    answer = connection.getresponse()
-    assert answer.status == 503
-    assert answer.headers["Retry-After"] == "1"
+    assert connection.getresponse().status == 404
     connection.close()
     with grpc.insecure_channel(way.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
             pb.ModelInferRequest(model_name="far").SerializeToString(), metadata=((FORWARDED_HEADER, "1"),)
         )
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_two_workers_that_point_at_each_other_answer_instead_of_going_round(make_server, affine, triton):
@@ -166,7 +238,7 @@ def test_two_workers_that_point_at_each_other_answer_instead_of_going_round(make
     one.catalog.table["lost"] = Elsewhere((endpoint(two),))
     two.catalog.table["lost"] = Elsewhere((endpoint(one),))
     client = triton.InferenceServerClient(one.http if triton is tritonclient.http else one.grpc)
-    with pytest.raises(InferenceServerException, match="on its way from one worker to another"):
+    with pytest.raises(InferenceServerException, match="on its way to a worker"):
         client.infer("lost", [tensor(triton)])
     client.close()
 

@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
+import socketserver
 import threading
 
 import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc
+import tritonclient.http
 
 from ballast_contract.config import Serving
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.residency.demand import Refusal
+from ballast_worker.serving import grpc_server, http_connection
 from ballast_worker.serving.frontend import Frontend, run_in_thread
 
 X = np.arange(8, dtype=np.float32).reshape(1, 8)
@@ -166,6 +171,74 @@ def test_requests_under_way_are_answered_while_the_front_end_stops(make_server, 
     assert sorted(results, key=str) == [200, bytes]
     with pytest.raises(ConnectionError):
         ask(server.http, "GET", "/v2/health/live")
+
+
+def test_a_retired_front_end_answers_and_sends_clients_elsewhere(make_server, affine):
+    server = make_server({"affine": affine})
+    connection = http.client.HTTPConnection(server.http, timeout=10)
+    connection.request("GET", "/v2/models/affine/ready")
+    answer = connection.getresponse()
+    assert (answer.read() != b"", answer.will_close) == (True, False)
+    server.front.retire()
+    while not answer.will_close:  # one that is open
+        connection.request("GET", "/v2/models/affine/ready")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read() != b"") == (200, True)
+    connection.request("GET", "/v2/models/affine/ready")  # and one that is opened after that
+    answer = connection.getresponse()
+    assert (answer.status, answer.read() != b"", answer.will_close) == (200, True, True)
+    connection.close()
+
+
+class Relay:
+    """Passes bytes on to a port, and counts connections."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.connections = port, 0
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _handler(self) -> type[socketserver.BaseRequestHandler]:
+        relay = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                relay.connections += 1
+                with socket.create_connection(("127.0.0.1", relay.port)) as other:
+                    back = threading.Thread(target=_copy, args=(other, self.request), daemon=True)
+                    back.start()
+                    _copy(self.request, other)
+                    back.join()
+
+        return Handler
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_connections_have_an_age_and_no_call_is_lost_when_it_is_reached(make_server, affine, monkeypatch, protocol):
+    for module in (http_connection, grpc_server):
+        monkeypatch.setattr(module, "CONNECTION_SECONDS", 0.2)
+    server = make_server({"affine": affine})
+    relay = Relay(server.front.ports.http if protocol == "http" else server.front.ports.grpc)
+    triton = tritonclient.http if protocol == "http" else tritonclient.grpc
+    item = triton.InferInput("x", [1, 8], "FP32")
+    item.set_data_from_numpy(np.zeros((1, 8), np.float32))
+    with triton.InferenceServerClient(relay.address) as client:
+        while relay.connections < 4:
+            assert client.infer("affine", [item]).as_numpy("y").shape == (1, 4)
+    relay.close()
 
 
 @pytest.mark.parametrize("port", ["http_port", "grpc_port"])

@@ -49,7 +49,9 @@ EXIT_PLAN_ANEW: Final = 75
 
 _TICK_SECONDS: Final = 0.5
 _LINGER_SECONDS: Final = 5.0
-"""A released worker passes calls on for so long, because clients learn of the move late."""
+"""A released worker passes calls on for so long at least, because clients learn of the move late."""
+_QUIET_SECONDS: Final = 1.0
+"""It ends when nobody has called for so long: a call that comes in the moment of the end would be lost."""
 _TEND_SECONDS: Final = 86400.0
 """Between two looks at the executable store for what nobody uses any more."""
 _END_SECONDS: Final = 15.0
@@ -113,6 +115,7 @@ class Worker:
         self._loads_at_compaction = 0
         self._tend_at = 0.0
         self._drain_until: float | None = None
+        self._released_at: float | None = None
         self._ended: int | None = None
         self.ready = threading.Event()
         """Set when the plan is accepted and calls are taken."""
@@ -219,7 +222,7 @@ class Worker:
         elif self._condition.phase is Phase.READY:
             self._set_condition(Phase.READY, self._host_trouble(parts))
             self._chores(parts, now)
-        if self._ended is None and self._drain_until is not None and now >= self._drain_until:
+        if self._ended is None and self._drained(now):
             self._finish()
 
     def _consider(self, now: float) -> None:
@@ -338,7 +341,19 @@ class Worker:
         if self._drain_until is None:
             _log.warning("released without being terminated: it serves on")
             return
-        self._drain_until = min(self._drain_until, self._clock() + _LINGER_SECONDS)
+        if self._released_at is None:
+            self._released_at = self._clock()
+            if self._parts is not None:
+                self._parts.frontend.retire()
+
+    def _drained(self, now: float) -> bool:
+        """Whether the end has come: the grace period is nearly over, or the models and all clients have gone."""
+        if self._drain_until is None:
+            return False
+        if self._released_at is None or self._parts is None:
+            return now >= self._drain_until
+        gone = now - self._released_at >= _LINGER_SECONDS and self._parts.frontend.quiet_seconds >= _QUIET_SECONDS
+        return gone or now >= self._drain_until
 
     def _finish(self, code: int = 0) -> None:
         """Stop admitting, answer what is under way, end."""

@@ -14,10 +14,12 @@ import grpc.aio
 
 from ballast_contract.names import FORWARDED_HEADER
 from ballast_worker.serving.catalog import Endpoint
+from ballast_worker.serving.status import RETRY_AFTER
 
 _CHANNELS: Final = 256
-_ELSEWHERE: Final = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE)
-"""Answers after which the next worker is asked: not there any more, or not reached."""
+_CONNECT_MILLISECONDS: Final = 2000
+_PAUSE_MILLISECONDS: Final = (100, 1000)
+"""First and longest pause before a worker that was not reached is tried again: it may be back at any moment."""
 
 
 class GrpcForwarder:
@@ -52,7 +54,7 @@ class GrpcForwarder:
             try:
                 answer: bytes = await call(message, timeout=left, metadata=((FORWARDED_HEADER, "1"),))
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _ELSEWHERE:
+                if not _elsewhere(error):
                     raise
             else:
                 return answer
@@ -70,7 +72,13 @@ class GrpcForwarder:
             host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
             channel = grpc.aio.insecure_channel(
                 f"{host}:{endpoint.grpc_port}",
-                options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
+                options=[
+                    ("grpc.max_receive_message_length", -1),
+                    ("grpc.max_send_message_length", -1),
+                    ("grpc.min_reconnect_backoff_ms", _CONNECT_MILLISECONDS),
+                    ("grpc.initial_reconnect_backoff_ms", _PAUSE_MILLISECONDS[0]),
+                    ("grpc.max_reconnect_backoff_ms", _PAUSE_MILLISECONDS[1]),
+                ],
             )
             self._channels[endpoint] = channel
         self._channels.move_to_end(endpoint)
@@ -79,3 +87,14 @@ class GrpcForwarder:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         return channel
+
+
+def _elsewhere(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the next worker is asked: the model is not there any more, or the worker was not reached or is ending.
+
+    Inference changes nothing, so a call whose connection broke may be made again. A refusal of the worker itself says when
+    to try again, and goes back to the client.
+    """
+    refused = any(key == RETRY_AFTER for key, _ in error.trailing_metadata() or ())
+    lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    return error.code() is grpc.StatusCode.NOT_FOUND or (lost and not refused)

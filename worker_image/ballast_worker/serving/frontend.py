@@ -17,7 +17,7 @@ from ballast_worker.serving.catalog import Catalog
 from ballast_worker.serving.grpc_server import GrpcServer
 from ballast_worker.serving.http_server import HttpServer
 from ballast_worker.serving.mailbox import Mailbox
-from ballast_worker.serving.service import Service
+from ballast_worker.serving.service import PATIENCE_SECONDS, Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,13 @@ class Frontend:
     """HTTP and gRPC for one engine and one catalog. Started once."""
 
     def __init__(
-        self, config: Serving, engine: Engine, catalog: Catalog, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: Serving,
+        engine: Engine,
+        catalog: Catalog,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Make a front end that does not listen yet.
 
@@ -41,11 +47,14 @@ class Frontend:
             engine: gets the calls.
             catalog: says which models there are; asked on the event loop.
             clock: monotonic seconds, the engine's clock.
+            patience_seconds: how long a call waits for a model that is on its way.
         """
         self._config = config
         self._engine = engine
         self._catalog = catalog
         self._clock = clock
+        self._patience_seconds = patience_seconds
+        self._service: Service | None = None
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
 
@@ -56,12 +65,14 @@ class Frontend:
             OSError: a port cannot be had; the message names it.
         """
         config = self._config
-        service = Service(
+        service = self._service = Service(
             self._engine,
             self._catalog,
             Mailbox(asyncio.get_running_loop()),
             timeout_seconds=config.request_timeout_seconds,
             clock=self._clock,
+            max_waiting=config.max_queue,
+            patience_seconds=self._patience_seconds,
         )
         self._http = HttpServer(
             service, max_body_bytes=config.max_request_bytes, timeout_seconds=config.request_timeout_seconds
@@ -75,6 +86,16 @@ class Frontend:
         except OSError:
             await self.stop(grace_seconds=0)
             raise
+
+    @property
+    def quiet_seconds(self) -> float:
+        """For how long nobody has asked for a model. Any thread."""
+        return self._clock() - self._service.heard_at if self._service is not None else 0.0
+
+    def retire(self) -> None:
+        """Send clients elsewhere, without refusing any."""
+        if self._http is not None:
+            self._http.retire()
 
     async def stop(self, *, grace_seconds: float) -> None:
         """Take no new connections, let requests under way end within the grace, then close."""
@@ -96,6 +117,15 @@ class FrontendThread:
         self._loop = loop
         self._frontend = frontend
         self._thread = thread
+
+    @property
+    def quiet_seconds(self) -> float:
+        """As `Frontend.quiet_seconds`."""
+        return self._frontend.quiet_seconds
+
+    def retire(self) -> None:
+        """As `Frontend.retire`. Any other thread."""
+        self._loop.call_soon_threadsafe(self._frontend.retire)
 
     def stop(self, *, grace_seconds: float) -> None:
         """As `Frontend.stop`; returns when the thread has ended. Any other thread, once."""

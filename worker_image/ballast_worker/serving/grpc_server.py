@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,19 +18,18 @@ from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving import grpc_codec, metadata
 from ballast_worker.serving.call import Outcome
 from ballast_worker.serving.catalog import Elsewhere, Here
+from ballast_worker.serving.connections import CONNECTION_SECONDS
 from ballast_worker.serving.forward_grpc import GrpcForwarder
 from ballast_worker.serving.metadata import VERSION
-from ballast_worker.serving.service import Service, forward_timeout, moving
-from ballast_worker.serving.status import grpc_status, retry_after
+from ballast_worker.serving.service import Service, forward_timeout
+from ballast_worker.serving.signature import Request
+from ballast_worker.serving.status import RETRY_AFTER, grpc_status, retry_after
 from ballast_worker.serving.tensors import RequestError
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Behaviour = Callable[[bytes, Context], Awaitable[bytes]]
 
 _Message = TypeVar("_Message", pb.ModelReadyRequest, pb.ModelMetadataRequest)
-
-RETRY_AFTER: Final = "retry-after"
-"""Trailing metadata: whole seconds until another try makes sense."""
 
 
 class GrpcServer(grpc.GenericRpcHandler):
@@ -46,6 +45,8 @@ class GrpcServer(grpc.GenericRpcHandler):
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
+                # GOAWAY while calls are still taken: a call that comes once a server stops is not answered but cancelled.
+                ("grpc.max_connection_age_ms", round(1000 * CONNECTION_SECONDS)),
             ],
         )
         behaviours: dict[str, Behaviour] = {
@@ -98,18 +99,21 @@ class GrpcServer(grpc.GenericRpcHandler):
 
     async def _model_ready(self, message: bytes, context: Context) -> bytes:
         request = await _parse(pb.ModelReadyRequest, message, context)
+        found: Here | Elsewhere | Refusal | bytes
         found = self._service.find(request.name, request.version, forwarded=_forwarded(context))
         if isinstance(found, Elsewhere):
-            return await self._forward(found, "ModelReady", request.name, message, context)
+            found = await self._seek("ModelReady", request.name, request.version, message, context)
+        if isinstance(found, bytes):
+            return found
         if isinstance(found, Refusal) and found.reason is Reason.NOT_REQUESTED:
             await _refuse(context, found)
         return pb.ModelReadyResponse(ready=isinstance(found, Here) and found.refusal is None).SerializeToString()
 
     async def _model_metadata(self, message: bytes, context: Context) -> bytes:
         request = await _parse(pb.ModelMetadataRequest, message, context)
-        found = await self._find(request.name, request.version, context)
-        if isinstance(found, Elsewhere):
-            return await self._forward(found, "ModelMetadata", request.name, message, context)
+        found = await self._find("ModelMetadata", request.name, request.version, message, context)
+        if isinstance(found, bytes):
+            return found
         described = metadata.model(request.name, self._service.signature(request.name, found.manifest))
         return pb.ModelMetadataResponse(**described).SerializeToString()
 
@@ -119,15 +123,25 @@ class GrpcServer(grpc.GenericRpcHandler):
         except RequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         model = head.model_name
-        found = await self._find(model, head.model_version, context)
-        if isinstance(found, Elsewhere):
-            return await self._forward(found, "ModelInfer", model, message, context)
-        if found.refusal is not None:
-            await _refuse(context, found.refusal)
-        try:
-            request = grpc_codec.decode(self._service.signature(model, found.manifest), head, raw)
-        except RequestError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        found = await self._find("ModelInfer", model, head.model_version, message, context)
+        while isinstance(found, Here):
+            if found.refusal is not None:
+                await _refuse(context, found.refusal)
+            try:
+                request = grpc_codec.decode(self._service.signature(model, found.manifest), head, raw)
+            except RequestError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            outcome = await self._execute(model, request, context)
+            if not isinstance(outcome, Refusal):
+                return grpc_codec.encode(model, VERSION, request, outcome)
+            if outcome.reason is not Reason.NOT_REQUESTED or _forwarded(context):
+                await _refuse(context, outcome)
+            # The model has just left this worker: it is asked for where it is now.
+            sought = await self._seek("ModelInfer", model, head.model_version, message, context, left=True)
+            found = await _unless_refused(context, sought)
+        return found
+
+    async def _execute(self, model: str, request: Request, context: Context) -> Outcome:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def receive(outcome: Outcome) -> None:
@@ -135,41 +149,40 @@ class GrpcServer(grpc.GenericRpcHandler):
                 future.set_result(outcome)
 
         self._service.submit(model, request, receive, remaining=context.time_remaining())
-        outcome = await future
-        if isinstance(outcome, Refusal):
-            if outcome.reason is not Reason.NOT_REQUESTED or _forwarded(context):
-                await _refuse(context, outcome)
-            # The model has just left this worker: it is asked for where it is now.
-            found = await self._find(model, head.model_version, context)
-            if isinstance(found, Elsewhere):
-                return await self._forward(found, "ModelInfer", model, message, context)
-            await _refuse(context, moving(model))
-        return grpc_codec.encode(model, VERSION, request, outcome)
+        return await future
 
-    async def _find(self, model: str, version: str, context: Context) -> Here | Elsewhere:
-        found = self._service.find(model, version, forwarded=_forwarded(context))
-        if isinstance(found, Refusal):
-            await _refuse(context, found)
-        return found
+    async def _find(self, method: str, model: str, version: str, message: bytes, context: Context) -> Here | bytes:
+        """Where the model is on this worker, or the answer of another one; refuses the call when there is neither."""
+        forwarded = _forwarded(context)
+        found = self._service.find(model, version, forwarded=forwarded)
+        if isinstance(found, Here) or (forwarded and isinstance(found, Refusal)):
+            return await _unless_refused(context, found)
+        return await _unless_refused(context, await self._seek(method, model, version, message, context))
 
-    async def _forward(self, found: Elsewhere, method: str, model: str, message: bytes, context: Context) -> bytes:
+    async def _seek(
+        self, method: str, model: str, version: str, message: bytes, context: Context, *, left: bool = False
+    ) -> Here | Refusal | bytes:
         remaining = context.time_remaining()
         seconds = self._timeout_seconds if remaining is None else remaining
-        try:
-            answer = await self._forwarder.forward(
+
+        def ask(found: Elsewhere) -> Awaitable[bytes | None]:
+            left = context.time_remaining()
+            return self._forwarder.forward(
                 found.endpoints,
                 f"/{OIP_SERVICE}/{method}",
                 message,
-                timeout_seconds=seconds,
+                timeout_seconds=self._timeout_seconds if left is None else left,
+            )
+
+        try:
+            return await self._service.seek(
+                model, version, ask, wait=method == "ModelInfer", left=left, remaining=remaining
             )
         except TimeoutError:
-            await _refuse(context, forward_timeout(model, seconds))
+            return forward_timeout(model, seconds)
         except grpc.aio.AioRpcError as error:
             trailing = tuple((key, value) for key, value in error.trailing_metadata() if key == RETRY_AFTER)
             await context.abort(error.code(), error.details() or "", trailing)
-        if answer is None:
-            await _refuse(context, moving(model))
-        return answer
 
 
 def _forwarded(context: Context) -> bool:
@@ -181,6 +194,12 @@ async def _parse(kind: type[_Message], message: bytes, context: Context) -> _Mes
         return kind.FromString(message)
     except DecodeError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message is no {kind.DESCRIPTOR.name}: {error}")
+
+
+async def _unless_refused(context: Context, found: Here | Refusal | bytes) -> Here | bytes:
+    if isinstance(found, Refusal):
+        await _refuse(context, found)
+    return found
 
 
 async def _refuse(context: Context, refusal: Refusal) -> NoReturn:

@@ -8,6 +8,7 @@ What a request means is the handler's affair. A connection holds at most one req
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from typing import Final, cast
 import httptools
 import orjson
 
+from ballast_worker.serving.connections import CONNECTION_SECONDS, JITTER
 from ballast_worker.serving.http_message import HttpRequest, head
 
 _PIPELINED: Final = 32
@@ -93,6 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self._paused = False
         self._client_reads = True
         self._closing = False
+        self._retires_at = time.monotonic() + CONNECTION_SECONDS * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
 
     # asyncio.Protocol
 
@@ -199,7 +202,8 @@ class HttpConnection(asyncio.Protocol):
             elif first.answer is None:
                 break
             else:
-                last = self._closing and len(self._exchanges) == 1 and self._reading_since is None
+                going = self._closing or time.monotonic() >= self._retires_at
+                last = going and len(self._exchanges) == 1 and self._reading_since is None
                 self._write(first, first.answer, keep_alive=first.keep_alive and not last)
                 if last or not first.keep_alive:
                     self._exchanges.clear()
@@ -207,6 +211,12 @@ class HttpConnection(asyncio.Protocol):
                     return
             self._exchanges.popleft()
         self._regulate()
+
+    def retire(self) -> None:
+        """Tell the client with the next answer to open another connection. Until then it stays open: closing one that is
+        idle would lose a request that is on its way.
+        """
+        self._retires_at = 0.0
 
     def finish(self) -> None:
         """Close after the answers that are under way; at once when there are none."""

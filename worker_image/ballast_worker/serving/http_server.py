@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from typing import Final
 
 from ballast_contract.names import FORWARDED_HEADER
@@ -17,11 +17,11 @@ from ballast_worker.serving import http_codec, metadata, routes
 from ballast_worker.serving.call import Array, Outcome
 from ballast_worker.serving.catalog import Elsewhere, Here
 from ballast_worker.serving.content_coding import ContentCodingError, inflate, is_plain
-from ballast_worker.serving.forward_http import HttpForwarder
+from ballast_worker.serving.forward_http import Answer, HttpForwarder
 from ballast_worker.serving.http_connection import Exchange, HttpConnection
 from ballast_worker.serving.metadata import VERSION
 from ballast_worker.serving.routes import Operation, Route
-from ballast_worker.serving.service import Service, forward_timeout, moving
+from ballast_worker.serving.service import Service, forward_timeout
 from ballast_worker.serving.signature import Request
 from ballast_worker.serving.status import http_status, retry_after
 from ballast_worker.serving.tensors import RequestError
@@ -40,6 +40,7 @@ class HttpServer:
         self._max_body_bytes = max_body_bytes
         self._timeout_seconds = timeout_seconds
         self._connections: set[HttpConnection] = set()
+        self._retired = False
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._forwarder = HttpForwarder(timeout_seconds=timeout_seconds)
@@ -58,6 +59,12 @@ class HttpServer:
         self._sweeper = loop.create_task(self._sweep())
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
+
+    def retire(self) -> None:
+        """Tell every client, with its next answer, to go elsewhere; everything is answered as before."""
+        self._retired = True
+        for connection in list(self._connections):
+            connection.retire()
 
     async def stop(self, grace_seconds: float) -> None:
         """Take no new connections, let answers under way leave within the grace, then close."""
@@ -78,6 +85,8 @@ class HttpServer:
 
     def _connect(self) -> HttpConnection:
         connection = HttpConnection(self._handle, self._disconnect, max_body_bytes=self._max_body_bytes)
+        if self._retired:
+            connection.retire()
         self._connections.add(connection)
         self._all_closed.clear()
         return connection
@@ -129,11 +138,15 @@ class HttpServer:
     def _model(self, exchange: Exchange, route: Route) -> None:
         forwarded = _FORWARDED in exchange.request.headers
         found = self._service.find(route.model, route.version, forwarded=forwarded)
-        if isinstance(found, Refusal):
+        if isinstance(found, Here):
+            self._here(exchange, route, found)
+        elif isinstance(found, Refusal) and (forwarded or route.operation is not Operation.INFER):
             refuse(exchange, found)
-        elif isinstance(found, Elsewhere):
-            self._spawn(exchange, self._forward(exchange, route.model, found))
-        elif route.operation is Operation.MODEL_METADATA:
+        else:
+            self._spawn(exchange, self._seek(exchange, route))
+
+    def _here(self, exchange: Exchange, route: Route, found: Here) -> None:
+        if route.operation is Operation.MODEL_METADATA:
             signature = self._service.signature(route.model, found.manifest)
             exchange.respond_json(200, metadata.model(route.model, signature))
         elif found.refusal is not None:
@@ -177,24 +190,28 @@ class HttpServer:
         if refusal.reason is not Reason.NOT_REQUESTED or forwarded:
             refuse(exchange, refusal)
             return
-        found = self._service.find(route.model, route.version, forwarded=forwarded)
-        if isinstance(found, Elsewhere):
-            self._spawn(exchange, self._forward(exchange, route.model, found))
-        else:
-            refuse(exchange, found if isinstance(found, Refusal) else moving(route.model))
+        self._spawn(exchange, self._seek(exchange, route, left=True))
 
-    async def _forward(self, exchange: Exchange, model: str, found: Elsewhere) -> None:
+    async def _seek(self, exchange: Exchange, route: Route, *, left: bool = False) -> None:
+        def ask(found: Elsewhere) -> Awaitable[Answer | None]:
+            return self._forwarder.forward(found.endpoints, exchange.request)
+
         try:
-            answer = await self._forwarder.forward(found.endpoints, exchange.request)
-        except TimeoutError:
-            refuse(exchange, forward_timeout(model, self._timeout_seconds))
-            return
-        if answer is None:
-            refuse(exchange, moving(model))
-        else:
-            exchange.respond(
-                answer.status, answer.body, content_type=answer.content_type, headers=answer.passed_headers
+            outcome = await self._service.seek(
+                route.model, route.version, ask, wait=route.operation is Operation.INFER, left=left
             )
+        except TimeoutError:
+            refuse(exchange, forward_timeout(route.model, self._timeout_seconds))
+            return
+        match outcome:
+            case Here():
+                self._here(exchange, route, outcome)
+            case Refusal():
+                refuse(exchange, outcome)
+            case Answer():
+                exchange.respond(
+                    outcome.status, outcome.body, content_type=outcome.content_type, headers=outcome.passed_headers
+                )
 
     async def _inflate(self, exchange: Exchange, route: Route, here: Here, coding: bytes) -> None:
         """Undo the content coding of a body on a thread, so that the loop goes on."""

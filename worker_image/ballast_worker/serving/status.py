@@ -12,6 +12,9 @@ import grpc
 from ballast_contract.reasons import Reason
 from ballast_worker.residency.demand import Refusal
 
+RETRY_AFTER: Final = "retry-after"
+"""Trailing metadata of a gRPC refusal: whole seconds until another try makes sense."""
+
 _CODES: Final[Mapping[Reason, tuple[int, grpc.StatusCode]]] = {
     Reason.NOT_REQUESTED: (404, grpc.StatusCode.NOT_FOUND),
     Reason.DEADLINE_EXCEEDED: (504, grpc.StatusCode.DEADLINE_EXCEEDED),
