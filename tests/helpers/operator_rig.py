@@ -177,9 +177,9 @@ class Rig:
         """New pods get a worker, and ending ones end."""
         self.collector = True
         """What belongs to an object that is gone goes too, as the garbage collector would have it."""
-        self.nodes = itertools.cycle(["node-a", "node-b"])
         self.certificates: dict[str, bytes] = {}
         """The Secret of the workers, as the kubelets last mounted it."""
+        self.nodes = itertools.cycle(["node-a", "node-b"])
         self.kubeconfig = kubeconfig
         self._addresses = itertools.count(1)
         self._operators: list[RunningOperator] = []
@@ -348,20 +348,17 @@ class Rig:
         """Bind a pod to a node, start a worker for it, and call it Ready."""
         name = pod["metadata"]["name"]
         node = await self.bind(pod)
+        await self.until(self.mount)
         worker = self.workers[name] = FakeWorker(name, node=node)
+        worker.authorities = lambda: hashlib.sha256(self.certificates["ca.crt"]).hexdigest()
         self.prepare(worker)
         await worker.start()
-        await self.until(self.mount)
         address = f"10.77.0.{next(self._addresses)}"
-        worker.authorities = lambda: hashlib.sha256(self.certificates["ca.crt"]).hexdigest()
         await self.set_pod_status(
             name, phase="Running", podIP=address, podIPs=[{"ip": address}], conditions=[_ready(True)]
         )
         return worker
 
-    async def bind(self, pod: dict[str, Any]) -> str:
-        """Give a pod a node, as the scheduler would."""
-        if "nodeName" in pod["spec"]:
     async def mount(self) -> bool:
         """Bring the mounted Secret up to date; False while there is none."""
         secret = await self.get(SECRETS, names.WORKER_CERTIFICATE)
@@ -373,6 +370,9 @@ class Rig:
         held = self.certificates
         return grpc.ssl_server_certificate_configuration([(held["tls.key"], held["tls.crt"])], held["ca.crt"])
 
+    async def bind(self, pod: dict[str, Any]) -> str:
+        """Give a pod a node, as the scheduler would."""
+        if "nodeName" in pod["spec"]:
             return str(pod["spec"]["nodeName"])
         name, node = pod["metadata"]["name"], next(self.nodes)
         binding = {
@@ -406,10 +406,10 @@ class Rig:
                             await self.end_pod(name)
                     elif name not in self.workers and not pod.get("status", {}).get("podIP"):
                         await self.run_pod(pod)
+            await self.mount()
             if self.collector:
                 await self.collect()
             await asyncio.sleep(0.05)
-            await self.mount()
 
     async def collect(self) -> None:
         """One pass of the garbage collector."""
@@ -465,8 +465,8 @@ __all__ = [
     "LEASES",
     "MODELS",
     "PODS",
+    "SECRETS",
     "SERVICES",
     "Rig",
     "rig",
 ]
-    "SECRETS",

@@ -41,7 +41,6 @@
 - apiGroups: ["coordination.k8s.io"]
   resources: [leases]
   verbs: [get, create, update]
-{{- end -}}
 - apiGroups: [""]
   resources: [secrets]
   resourceNames: [ballast-operator-tls]
@@ -49,3 +48,4 @@
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
+{{- end -}}

@@ -61,9 +61,9 @@ PERMISSIONS: Final = (
     Permission("", resources.SECRETS.plural, ("get", "update"), only=(names.WORKER_CERTIFICATE,)),
     Permission("", resources.SECRETS.plural, ("create",)),
     Permission(resources.LEASES.group, resources.LEASES.plural, ("get", "create", "update"), scope="own"),
-)
     Permission("", resources.SECRETS.plural, ("get", "update"), scope="own", only=(names.OPERATOR_CERTIFICATE,)),
     Permission("", resources.SECRETS.plural, ("create",), scope="own"),
+)
 """Secrets are read and changed by name only; `create` cannot be limited to a name, and reads nothing.
 
 `finalizers` and `endpointslices/restricted` are asked for by OpenShift and by clusters with the

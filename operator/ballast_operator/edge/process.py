@@ -126,11 +126,6 @@ class Process:
         def notify(notice: Notice) -> None:
             world.notice(notice)
 
-        events = Events(client, instance=self._arguments.identity, clock=time.monotonic, now=_now)
-        fleet = Fleet(
-            epoch=lambda: self._keeper.epoch,
-            notify=notify,
-            on_epoch=self._keeper.raise_above,
         certificates = Certificates(
             client,
             namespace=self._arguments.lease_namespace,
@@ -139,20 +134,25 @@ class Process:
             now=_now,
             period=self._options.certificate_seconds,
         )
+        events = Events(client, instance=self._arguments.identity, clock=time.monotonic, now=_now)
+        fleet = Fleet(
+            epoch=lambda: self._keeper.epoch,
+            identity=lambda: certificates.identity,
+            notify=notify,
+            on_epoch=self._keeper.raise_above,
             dial=self._dial,
             heartbeat_limit=self._options.heartbeat_seconds,
         )
-            identity=lambda: certificates.identity,
         world = World(
             client=client,
             fleet=fleet,
             events=events,
+            certificates=certificates,
             options=self._options,
             metrics=self._reconcile_metrics,
             enqueue=enqueue,
             epoch=lambda: self._keeper.epoch,
             clock=time.monotonic,
-            certificates=certificates,
             now=_now,
             rng=random.Random(),  # noqa: S311 - names of pods
         )
@@ -170,15 +170,15 @@ class Process:
         sweeper = Sweeper(world, client, self._arguments.namespaces, self._cluster_metrics)
         self._health.stage = "filling the caches"
         await self._patiently(sweeper.fill, stop)
+        try:
+            await self._patiently(certificates.start, stop)
+        except AuthorityError as error:
+            raise PreflightError(str(error)) from error
         if stop.is_set():
             return
         edge = kopf.operator(
             registry=handlers.registry(lambda *event: self._observe(world, sweeper, *event), await self._access()),
             settings=handlers.settings(),
-        try:
-            await self._patiently(certificates.start, stop)
-        except AuthorityError as error:
-            raise PreflightError(str(error)) from error
             standalone=True,
             clusterwide=not self._arguments.namespaces,
             namespaces=self._arguments.namespaces,

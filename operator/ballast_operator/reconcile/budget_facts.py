@@ -80,6 +80,9 @@ def _workers_ready(now: Situation) -> Fact:
         return no(Reason.NOT_REQUESTED, "spec.workers.replicas is 0")
     if len(ready) >= wanted:
         return yes(Reason.READY, f"{len(ready)} of {wanted} workers")
+    for worker in live:
+        if worker.obstacle is not None:
+            return unknown(worker.obstacle.reason, f"worker {worker.name}: {worker.obstacle.message}")
     silent = [w for w in live if w.silent]
     if silent:
         return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names(silent)}")
@@ -87,9 +90,6 @@ def _workers_ready(now: Situation) -> Fact:
         return no(Reason.SERVICE_CONFLICT, now.conflict)
     trouble = now.creation or worst(
         w.pod.trouble for w in now.workers if w.pod.trouble is not None and not w.pod.terminating
-    for worker in live:
-        if worker.obstacle is not None:
-            return unknown(worker.obstacle.reason, f"worker {worker.name}: {worker.obstacle.message}")
     )
     counted = f"{len(ready)} of {wanted} workers are ready"
     if trouble is not None:

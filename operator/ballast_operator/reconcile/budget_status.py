@@ -56,11 +56,11 @@ def _entry(worker: Worker, now: Situation) -> Status:
     if now.wanted is not None:
         entry["upToDate"] = worker.pod.template_hash == now.wanted.template_hash
     view, trouble = worker.view, worker.pod.trouble
-    if worker.silent:
-        entry |= {"reason": Reason.HEARTBEAT_STALE.value, "message": "nothing is heard from it"}
-        return entry
     if worker.obstacle is not None:
         entry |= {"reason": worker.obstacle.reason.value, "message": worker.obstacle.message}
+        return entry
+    if worker.silent:
+        entry |= {"reason": Reason.HEARTBEAT_STALE.value, "message": "nothing is heard from it"}
         return entry
     if view is None or not worker.heard:
         cause = trouble or Trouble(Reason.WORKERS_STARTING, "it has not reported yet")

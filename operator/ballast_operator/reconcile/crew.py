@@ -57,12 +57,6 @@ def crew_of(world: World, found: Sequence[Pod], *, leaving: frozenset[str] = fro
     return Crew([Worker(pod, world.fleet.view(pod.uid), now, leaving=pod.uid in leaving) for pod in found])
 
 
-async def carry_out(world: World, budget: Object, pool: Pool, template: Template, plan: PodPlan, *, by: Key) -> None:
-    """Delete and create pods."""
-    namespace, uid = budget["metadata"]["namespace"], budget["metadata"]["uid"]
-    if any(pod.finished for pod, _ in plan.delete):  # pods that a node turns away at once would be made without end
-        pool.failed_in_a_row += 1
-        pool.create_after = world.clock() + min(_MOST_PATIENT_SECONDS, 2.0**pool.failed_in_a_row)
 def all_trust(world: World, authorities: str) -> bool:
     """Whether every worker that runs, or is about to, has said that it trusts the authorities of this digest."""
     found = [pod for pod in map(world.read_pod, world.caches[PODS]) if pod.node and not pod.finished]
@@ -70,6 +64,12 @@ def all_trust(world: World, authorities: str) -> bool:
     return all(view is not None and view.authorities == authorities for view in views)
 
 
+async def carry_out(world: World, budget: Object, pool: Pool, template: Template, plan: PodPlan, *, by: Key) -> None:
+    """Delete and create pods."""
+    namespace, uid = budget["metadata"]["namespace"], budget["metadata"]["uid"]
+    if any(pod.finished for pod, _ in plan.delete):  # pods that a node turns away at once would be made without end
+        pool.failed_in_a_row += 1
+        pool.create_after = world.clock() + min(_MOST_PATIENT_SECONDS, 2.0**pool.failed_in_a_row)
     elif plan == PodPlan():
         pool.failed_in_a_row = 0
     for pod, cause in plan.delete:
@@ -85,17 +85,17 @@ def all_trust(world: World, authorities: str) -> bool:
         return
     if world.clock() < pool.create_after:
         return
+    obstacle = await world.certificates.ensure(namespace)
+    if obstacle:
+        pool.creation = Trouble(Reason.SECRET_CONFLICT, obstacle)
+        pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
+        return
     name = budget["metadata"]["name"]
     owner = naming.owner(BUDGETS.kind, budget)
     config = template.config_map(
         namespace=namespace, labels=naming.labels(component="config", budget=name), owner=owner
     )
     obstacle = await ensure(world, CONFIG_MAPS, config, uid=uid, by=by)
-    obstacle = await world.certificates.ensure(namespace)
-    if obstacle:
-        pool.creation = Trouble(Reason.SECRET_CONFLICT, obstacle)
-        pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
-        return
     if obstacle:
         pool.creation, pool.create_after = Trouble(Reason.PENDING, obstacle), world.clock() + 1.0
         return

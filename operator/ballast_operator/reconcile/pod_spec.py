@@ -146,6 +146,7 @@ def _volumes(budget: str, spec: WeightBudgetSpec, config_name: str) -> tuple[lis
         mounts.append({"name": name, "mountPath": path, **options})
 
     mount("config", CONFIG_DIRECTORY, {"configMap": {"name": config_name}}, readOnly=True)
+    mount("tls", TLS_DIRECTORY, {"secret": {"secretName": names.WORKER_CERTIFICATE}}, readOnly=True)
     mount("tmp", TEMPORARY_DIRECTORY, {"emptyDir": {}})
     mount("state", STATE_DIRECTORY, {"emptyDir": {}})
     store = spec.workers.executable_store
@@ -160,7 +161,6 @@ def _volumes(budget: str, spec: WeightBudgetSpec, config_name: str) -> tuple[lis
     if isinstance(size, int) and size > 0:
         memory["sizeLimit"] = quantities.ceil_api(size + _HOST_POOL_OVERHEAD)
     if size != 0:
-    mount("tls", TLS_DIRECTORY, {"secret": {"secretName": names.WORKER_CERTIFICATE}}, readOnly=True)
         mount("host-pool", HOST_DIRECTORY, {"emptyDir": memory})
     for index, claim_name in enumerate(claims(spec)):
         source = {"persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}}
