@@ -108,8 +108,9 @@ class Device(Section):
     """What programs may take beside weights. auto: what the largest of the models needs; a size bounds it for all."""
     oversubscription: Literal["refuse", "allow"] = "refuse"
     """allow: start although the plan does not fit, with a warning."""
-    allocator: Literal["arena"] = "arena"
-    """What places weights on the device."""
+    allocator: Literal["arena", "bfc"] = "arena"
+    """What places weights on the device. arena: one block of its own, in which weights can slide; bfc: XLA's own allocator,
+    beside the scratch of executions, where room in one block is made by freeing and loading again."""
     ordinal: Annotated[int, pydantic.Field(ge=0, le=63)] = 0
     """Which of the devices that the process sees."""
 

@@ -134,6 +134,18 @@ class Lineup:
         for name in list(self.views):
             self.advance(name)
 
+    def refuse(self, model: ServableModel, failure: Failure) -> None:
+        """A model turned out not to run here, before it was handed over."""
+        view = self.views.get(model.resident.name)
+        if view is not None and view.stage is Stage.BUILT and view.bundle is model.resident.bundle:
+            self._refuse(view.spec, failure)
+
+    def servable(self) -> tuple[ServableModel, ...]:
+        """What is built and waits for the plan."""
+        return tuple(
+            servable(v.spec, v.built) for v in self.views.values() if v.built is not None and v.stage is Stage.BUILT
+        )
+
     def withdraw(self) -> None:
         """The engine is ending: hand over nothing more."""
         self._engine = None

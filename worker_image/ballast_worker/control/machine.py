@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,12 +16,13 @@ from ballast_worker.control import hostbudget
 from ballast_worker.control.models import Failure
 from ballast_worker.control.parts import Parts, reserve
 from ballast_worker.device import nvml, settling
-from ballast_worker.device.backend import Backend, DeviceError, DeviceUnavailableError
+from ballast_worker.device.backend import DeviceError, DeviceUnavailableError
 from ballast_worker.device.budget import Budget, BudgetError, resolve
-from ballast_worker.device.cpu import CpuBackend
-from ballast_worker.device.plan import SCRATCH, Plan
+from ballast_worker.device.plan import Plan
 from ballast_worker.device.probe import DeviceFacts, describe, driver_used
+from ballast_worker.device.reservation import overhead_bytes, pool_bytes
 from ballast_worker.host.pool import HostPool, HostPoolError, PageLocker
+from ballast_worker.serving.call import ServableModel
 from ballast_worker.serving.catalog import Catalog
 from ballast_worker.serving.journal import Journal
 
@@ -88,9 +89,7 @@ class Machine:
         """Device memory that the arena's allocation and page-locked host memory take besides, in bytes."""
         if self._config.backend == "cpu":
             return 0
-        from ballast_worker.device.cuda import CudaBackend  # noqa: PLC0415 - only a worker on cuda has its packages
-
-        return CudaBackend.overhead_bytes + host_bytes // _LOCKED_SHARE
+        return overhead_bytes(self._config.device.allocator) + host_bytes // _LOCKED_SHARE
 
     def process_bytes(self) -> int | None:
         """Device memory of this process as the driver counts it, a few seconds old; None where that cannot be told."""
@@ -103,22 +102,26 @@ class Machine:
         self,
         plan: Plan,
         host_bytes: int | None,
+        models: Sequence[ServableModel],
         *,
         catalog: Catalog,
         journal: Journal,
         changed: Callable[[], None],
     ) -> Parts:
-        """Take what the plan says; see `parts.reserve` for what is raised. Blocks for as long as the driver takes."""
+        """Take what the plan says; see `parts.reserve` for what is raised. Blocks for as long as the driver takes, and for a
+        run of every program of the models.
+        """
         config = self._config
         self._touched = True
         if config.backend == "cuda" and self._facts.total_bytes:
             # Read when JAX's client is made, which is when the backend's device is asked for first.
             os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true"
-            os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{plan.line(SCRATCH) / self._facts.total_bytes:.9f}"
+            pool = pool_bytes(plan, config.device.allocator)
+            os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{pool / self._facts.total_bytes:.9f}"
         return reserve(
             config,
             plan,
-            backend=self._backend(),
+            models=models,
             open_store=lambda: self._open_store(host_bytes),
             catalog=catalog,
             journal=journal,
@@ -150,13 +153,6 @@ class Machine:
             case OSError():
                 return Failure(Reason.INVALID_SPEC, str(error))
         return Failure(Reason.LOAD_FAILED_WILL_RETRY, f"{type(error).__name__}: {error}")
-
-    def _backend(self) -> Backend:
-        if self._config.backend == "cpu":
-            return CpuBackend()
-        from ballast_worker.device.cuda import CudaBackend  # noqa: PLC0415
-
-        return CudaBackend(self._config.device.ordinal)
 
     def _pool(self) -> Path:
         return pool_directory(self._config)

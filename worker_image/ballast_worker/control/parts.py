@@ -5,34 +5,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-import jax
-import numpy as np
+from typing import Any
 
 from ballast_contract.config import WorkerConfig
 from ballast_worker.control.observed import ObservedEngine
 from ballast_worker.control.planning import DEPTH
-from ballast_worker.device.arena_memory import ArenaMemory
-from ballast_worker.device.backend import Backend, DeviceError
 from ballast_worker.device.gate import UploadGate
+from ballast_worker.device.memory import DeviceMemory
 from ballast_worker.device.plan import SCRATCH, Plan
+from ballast_worker.device.reservation import reserve_device
 from ballast_worker.host.pool import HostPool
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.loader import ThreadedLoader
 from ballast_worker.residency.manager import ResidencyManager
 from ballast_worker.residency.protocol import CompactionMode
+from ballast_worker.serving.call import ServableModel
 from ballast_worker.serving.catalog import Catalog
-from ballast_worker.serving.engine import DeviceEngine
+from ballast_worker.serving.engine import DeviceEngine, end_process
 from ballast_worker.serving.frontend import Frontend, FrontendThread, run_in_thread
 from ballast_worker.serving.journal import Journal
+from ballast_worker.serving.rehearsal import rehearse
 
 _log = logging.getLogger(__name__)
-
-_POOL_GRAIN: Final = 2 << 20
-"""The pool's size is asked for as a share of the card and cut to whole blocks."""
 
 
 class _Listener:
@@ -63,22 +59,23 @@ class Parts:
 
     Attributes:
         device: the jax.Device.
-        memory: the arena.
+        memory: for weights.
         store: the host pool.
         loader: the threads between them.
         residency: on the device thread.
         engine: the device thread, observed.
         frontend: the protocols.
+        refused: models of the start that cannot be served, and why.
     """
 
     device: Any
-    backend: Backend
-    memory: ArenaMemory
+    memory: DeviceMemory
     store: HostPool
     loader: ThreadedLoader
     residency: ResidencyManager
     engine: ObservedEngine
     frontend: FrontendThread
+    refused: Sequence[tuple[ServableModel, Refusal]]
 
     def compact(self) -> None:
         """Make the free memory one block, without waiting for it."""
@@ -93,28 +90,11 @@ class Parts:
         self.store.close()
 
 
-def take_pool(device: Any, nbytes: int) -> None:
-    """Have XLA take its pool now: it does so at the first allocation, and only then is it known whether it could.
-
-    Raises:
-        DeviceError: the pool is smaller than planned.
-    """
-    if device.platform == "cpu":
-        return  # no pool: scratch is host memory, and accounted only
-    try:
-        jax.device_put(np.zeros(1, np.uint8), device).block_until_ready()
-    except RuntimeError as error:
-        raise DeviceError(f"XLA's pool of {nbytes} bytes cannot be had ({error}): lower device.budget") from error
-    limit = int((device.memory_stats() or {}).get("bytes_limit", 0))
-    if limit + _POOL_GRAIN < nbytes:
-        raise DeviceError(f"XLA's pool has {limit} bytes instead of {nbytes}: its client was made before the plan")
-
-
 def reserve(
     config: WorkerConfig,
     plan: Plan,
     *,
-    backend: Backend,
+    models: Sequence[ServableModel],
     open_store: Callable[[], HostPool],
     catalog: Catalog,
     journal: Journal,
@@ -125,7 +105,7 @@ def reserve(
     Args:
         config: of the worker.
         plan: an accepted one.
-        backend: the device, nothing allocated yet.
+        models: of the start; each of their programs is run once.
         open_store: opens the host pool: its memory is mapped and locked here, before anything is served.
         catalog: what clients may call.
         journal: told around each dispatch.
@@ -137,14 +117,22 @@ def reserve(
         OSError: a port cannot be had.
     """
     with contextlib.ExitStack() as undo:
-        take_pool(backend.device, plan.line(SCRATCH))
         gate = UploadGate()
-        memory = ArenaMemory(backend, plan.arena, gate=gate)
+        taken = reserve_device(
+            plan, config.device.allocator, kind=config.backend, ordinal=config.device.ordinal, gate=gate
+        )
+        device, memory = taken.device, taken.memory
         undo.callback(memory.close)
+        rehearsed = rehearse(models, device=device, memory=memory, journal=journal, fatal=end_process)
         store = open_store()
         undo.callback(store.close)
         engine = DeviceEngine(
-            device=backend.device, gate=gate, max_queue=config.serving.max_queue, depth=DEPTH, journal=journal
+            device=device,
+            gate=gate,
+            max_queue=config.serving.max_queue,
+            depth=DEPTH,
+            journal=journal,
+            loaded=rehearsed.programs,
         )
         loader = ThreadedLoader(memory=memory, store=store, post=engine.post)
         undo.callback(loader.close)
@@ -162,4 +150,4 @@ def reserve(
         observed = ObservedEngine(engine)
         frontend = run_in_thread(Frontend(config.serving, observed, catalog))
         undo.pop_all()
-        return Parts(backend.device, backend, memory, store, loader, residency, observed, frontend)
+        return Parts(device, memory, store, loader, residency, observed, frontend, rehearsed.refused)

@@ -238,11 +238,12 @@ class Worker:
             case Failure() as failure:
                 self._refuse(failure)
             case Accepted(plan, host_bytes):
-                self._set_condition(Phase.STARTING, message="reserving memory")
+                self._set_condition(Phase.STARTING, message="reserving memory and running each program once")
                 self._reservation = self._reserver.submit(
                     self._machine.reserve,
                     plan,
                     host_bytes,
+                    self._lineup.servable(),
                     catalog=self._catalog,
                     journal=self._journal,
                     changed=self.feed.touch,
@@ -257,6 +258,8 @@ class Worker:
             self._refuse(self._machine.failure(error))
             return
         parts = self._parts = future.result()
+        for model, refusal in parts.refused:
+            self._lineup.refuse(model, Failure.of(refusal))
         self._lineup.serve_with(parts.engine)
         self._set_condition(Phase.STARTING, message="loading executables")
 

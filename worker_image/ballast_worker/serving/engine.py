@@ -22,7 +22,7 @@ from ballast_worker.serving import refusals
 from ballast_worker.serving.accounts import Accounts
 from ballast_worker.serving.call import Call, ModelLoad, ServableModel
 from ballast_worker.serving.dispatcher import Dispatcher
-from ballast_worker.serving.executable import ProgramUnusableError
+from ballast_worker.serving.executable import LoadedProgram, ProgramUnusableError
 from ballast_worker.serving.executions import Executions, answer
 from ballast_worker.serving.journal import Journal, NoJournal
 from ballast_worker.serving.served import load_version
@@ -47,6 +47,7 @@ class DeviceEngine:
         max_queue: int,
         depth: int = 1,
         journal: Journal | None = None,
+        loaded: Mapping[str, LoadedProgram] | None = None,
         fatal: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,6 +59,7 @@ class DeviceEngine:
             max_queue: calls waiting per model; one more is refused.
             depth: executions enqueued at once, as stated to the plan.
             journal: told before and after each dispatch.
+            loaded: programs that are in the process already, by digest of their file; the first model that needs one has it.
             fatal: called on the device thread when the device takes no more work; by default it ends the process.
             clock: monotonic seconds, the clock of `Call.deadline`.
         """
@@ -68,7 +70,7 @@ class DeviceEngine:
             device=device,
             gate=gate,
             journal=journal or NoJournal(),
-            fatal=fatal or _end_process,
+            fatal=fatal or end_process,
             accounts=self._accounts,
             clock=clock,
         )
@@ -84,6 +86,7 @@ class DeviceEngine:
         # The last addition of each name whose executables are being loaded; only that one is installed. A number is given
         # once, so that a load which ends after its name was removed and added again is not taken for the later one.
         self._loading: dict[str, int] = {}
+        self._loaded = dict(loaded or {})
         self._additions = itertools.count()
 
     def start(self, residency: Residency) -> None:
@@ -189,7 +192,10 @@ class DeviceEngine:
         name = model.resident.name
         served = self._dispatcher.served.get(name)
         try:
-            version = load_version(model, self._device, served.current.files if served is not None else {})
+            known = served.current.files if served is not None else {}
+            version = load_version(model, self._device, {**self._loaded, **known})
+            for digest in version.files:
+                self._loaded.pop(digest, None)
         except ProgramUnusableError as error:
             self._settle(name, addition)
             refusal = error.refusal
@@ -251,7 +257,7 @@ class DeviceEngine:
             _log.exception("an action on the device thread failed")
 
 
-def _end_process(message: str) -> None:
+def end_process(message: str) -> None:
     """End at once: with the device gone nothing can be saved, and a new process can serve again."""
     _log.critical("%s; the process ends so that a new one can serve", message)
     logging.shutdown()

@@ -81,6 +81,16 @@ class LoadedProgram:
                 output.copy_to_host_async()
         return outputs
 
+    def run_on_zeros(self, weights: Sequence[Any]) -> None:
+        """One run on inputs that are zero, to its end.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        inputs = [np.zeros(type_.shape, type_.dtype) for type_ in self._inputs]
+        for output in self._executable.enqueue([*weights, *self.upload(inputs)]):
+            output.block_until_ready()
+
 
 def load(program: BuiltProgram, device: jax.Device, *, inputs: int) -> LoadedProgram:
     """Load an executable of the store.
