@@ -13,10 +13,12 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from helpers.plain_bundles import packed_bytes
+from helpers.pool_pages import faults, used_bytes
 
 from ballast_worker.bundle.reader import open_bundle
 from ballast_worker.host.limits import Available
@@ -172,10 +174,64 @@ def during_reads(directory: Path, budget: int, bundles) -> dict:
     return {"killed": killed, "wrong": wrong | ({"final": final} if final else {})}
 
 
+def churn(directory: Path, budget: int, bundles, source: random.Random, started: int) -> None:
+    """Fill and evict for ever; says by a byte that it has begun."""
+    pool = open_pool(directory, budget)
+    os.write(started, b"x")
+    while True:
+        pool.acquire(source.choice(bundles), keep=False).close()
+        pool.evict(source.choice(bundles))
+
+
+def at_random(directory: Path, budget: int, bundles) -> dict:
+    """Kill who fills and evicts 100 times at a random moment. One process that lives on, or a new start in every other
+    round, finds every page, and what it loads is there at the next load.
+    """
+    source, wrong = random.Random(1), {}
+    left = {"filling": 0, "live": 0}
+    survivor = open_pool(directory, budget)
+    for number in range(100):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                churn(directory, budget, bundles, random.Random(number), writer)
+            os._exit(1)
+        os.close(writer)
+        os.read(reader, 1)
+        time.sleep(source.uniform(0, 0.004))  # the moment of the kill; nothing waits for it
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+        found = survey(directory)
+        left["filling"] += sum(not region.ready for region in found.regions)
+        left["live"] += sum(region.ready for region in found.regions)
+        pool = survivor if number % 2 else open_pool(directory, budget)
+        # More than fits: whatever the dead held is needed.
+        trouble = [*faults(directory)]
+        for bundle in bundles:
+            transfer = pool.acquire(bundle, keep=False)
+            if not transfer.kept or read(transfer) != expected(bundle.path):
+                trouble.append(f"{bundle.path.name} has no right copy")
+            hits = pool.statistics().hits
+            pool.acquire(bundle, keep=False).close()
+            if pool.statistics().hits != hits + 1:
+                trouble.append(f"{bundle.path.name} is no hit at its next load")
+        if used_bytes(directory) > budget:
+            trouble.append(f"{used_bytes(directory)} bytes are used")
+        trouble += faults(directory)
+        if trouble:
+            wrong[number] = trouble
+        if pool is not survivor:
+            pool.close()
+    survivor.close()
+    return {"killed": 100, "left": left, "wrong": wrong}
+
+
 def main() -> None:
     mode, directory, budget, *paths = sys.argv[1:]
     bundles = [open_bundle(path) for path in paths]
-    run = {"each_call": each_call, "during_reads": during_reads}[mode]
+    run = {"each_call": each_call, "during_reads": during_reads, "at_random": at_random}[mode]
     print(json.dumps(run(Path(directory), int(budget), bundles)))
 
 

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host pools in a folder of the test; bundles with real weights."""
+"""Host pools in a folder of the test; bundles with real weights; other workers; small file systems in memory."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from helpers.plain_bundles import random_bundle
+from helpers.pool_worker import Nursery, Worker
 
 from ballast_worker.host.limits import Available
 from ballast_worker.host.pool import HostPool
@@ -48,6 +52,30 @@ def pool(tmp_path):
         one.close()
 
 
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory):
+    """Makes other workers."""
+    made = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def worker(nursery, tmp_path):
+    """Starts other workers on the pool's directory; the budget is in MiB."""
+    started = []
+
+    def start(*, budget: float | None, wait: bool = True) -> Worker:
+        started.append(nursery.worker(tmp_path / "pool", None if budget is None else int(budget * MIB)))
+        if wait:
+            assert started[-1].answer() == "ready"
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
 @pytest.fixture
 def read():
     """The bytes that a transfer brings; closes it."""
@@ -59,10 +87,36 @@ def read():
             if chunk.release is not None:
                 chunk.release()
         transfer.close()
-        data = b""
+        end = 0
         for offset in sorted(parts):
-            assert offset == len(data), "chunks leave a gap or overlap"
-            data += parts[offset]
-        return data
+            assert offset == end, "chunks leave a gap or overlap"
+            end += len(parts[offset])
+        return b"".join(parts[offset] for offset in sorted(parts))
 
     return take
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: str):
+    """A file system in memory."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0755", "none", folder], check=True)
+    yield folder
+    # Whoever still has a file open in it does not hold it up.
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def small_mount(tmp_path):
+    """Shared memory of 64 MiB, as containers have it by default."""
+    with mounted(tmp_path / "shm", "64m") as folder:
+        yield folder
+
+
+@pytest.fixture
+def big_mount(tmp_path):
+    """Shared memory in which only a memory limit is felt."""
+    with mounted(tmp_path / "shm", "1g") as folder:
+        yield folder

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 
 from helpers.plain_bundles import packed_bytes
@@ -58,6 +59,24 @@ def test_of_many_who_want_a_model_one_reads_it_and_the_others_see_its_progress(p
     assert results == [packed_bytes(one)] * 3
     assert 5 * MIB in seen
     assert counts(store) == (2, 1, 0)
+
+
+def test_eight_processes_that_want_one_model_at_once_read_it_once(worker, bundle):
+    """B33, fact 30, between processes."""
+    one = bundle("a", 24)
+    workers = [worker(budget=32, wait=False) for _ in range(8)]
+    for other in workers:
+        assert other.answer() == "ready"
+        other.tell("load_when_told", one.path)
+        assert other.answer() == "waiting"
+    for other in workers:
+        other.tell()
+    found = [other.answer() for other in workers]
+    assert {(answer["kept"], answer["sha256"]) for answer in found} == {
+        (True, hashlib.sha256(packed_bytes(one)).hexdigest())
+    }
+    assert sum(answer["hits"] for answer in found) == 7
+    assert sum(other.ask("reads", one.path) for other in workers) == 1
 
 
 def test_a_fill_that_fails_is_taken_over_by_one_who_waited(pool, bundle, read, monkeypatch):

@@ -6,26 +6,9 @@ from __future__ import annotations
 import hashlib
 import threading
 
-import pytest
 from helpers.plain_bundles import packed_bytes
-from helpers.pool_worker import Worker
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def worker(tmp_path):
-    started = []
-
-    def start(*, budget: float | None, wait: bool = True) -> Worker:
-        started.append(Worker(tmp_path / "pool", None if budget is None else int(budget * MIB)))
-        if wait:
-            assert started[-1].answer() == "ready"
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.close()
 
 
 def sha256(bundle):
@@ -64,7 +47,7 @@ def test_what_another_worker_transfers_or_keeps_does_not_go(worker, pool, bundle
     other = worker(budget=12)
     held, kept, third, fourth = (bundle(name, 3) for name in ("held", "kept", "third", "fourth"))
     other.ask("acquire", held.path)
-    other.ask("keep", kept.path)
+    other.ask("acquire", kept.path, "keep")
     other.ask("close", kept.path)
     store = pool(budget=12, segment=4)
     read(store.acquire(third, keep=False))
@@ -80,7 +63,7 @@ def test_a_killed_worker_holds_and_keeps_nothing(worker, pool, bundle):
     other = worker(budget=12)
     held, kept = bundle("held", 3), bundle("kept", 3)
     other.ask("acquire", held.path)
-    other.ask("keep", kept.path)
+    other.ask("acquire", kept.path, "keep")
     store = pool(budget=12, segment=4)
     assert store.has(held)
     other.kill()
@@ -90,7 +73,7 @@ def test_a_killed_worker_holds_and_keeps_nothing(worker, pool, bundle):
 
 def test_while_one_worker_reads_a_model_the_other_waits_and_sees_its_progress(worker, pool, bundle, read):
     other, one = worker(budget=16), bundle("a", 3)
-    other.tell("stop-in-fill", one.path, 2 * MIB)
+    other.tell("stop_in_fill", one.path, 2 * MIB)
     assert other.answer() == "filling"
     store, seen = pool(budget=16, segment=4), []
     assert not store.has(one)
@@ -98,7 +81,7 @@ def test_while_one_worker_reads_a_model_the_other_waits_and_sees_its_progress(wo
     def progress(done):
         seen.append(done)
         if len(seen) == 1:
-            other.tell("go on")
+            other.tell()
 
     assert read(store.acquire(one, keep=False, progress=progress)) == packed_bytes(one)
     assert seen[0] == 2 * MIB
@@ -108,7 +91,7 @@ def test_while_one_worker_reads_a_model_the_other_waits_and_sees_its_progress(wo
 
 def test_when_the_one_who_reads_is_killed_the_one_who_waits_reads_itself(worker, pool, bundle, read):
     other, one = worker(budget=16), bundle("a", 3)
-    other.tell("stop-in-fill", one.path, 2 * MIB)
+    other.tell("stop_in_fill", one.path, 2 * MIB)
     assert other.answer() == "filling"
     store, killed = pool(budget=16, segment=4), threading.Event()
 

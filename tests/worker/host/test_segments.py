@@ -116,18 +116,29 @@ def test_chunks_say_they_are_locked_only_where_the_driver_said_so(directory):
     segments.close()
 
 
-def test_a_segment_that_the_pool_gave_up_is_unmapped_unless_it_is_locked(directory):
-    segments = Segments(directory, locker=None)
-    segments.map([1, 2], late=False)
+def test_a_segment_that_the_pool_gave_up_is_unlocked_in_steps_with_pauses_and_unmapped(directory):
+    driver = Driver()
+    segments = driver.segments(directory)
+    segments.map([1], late=False)
+    segments.map([2], late=True)
+    driver.pauses = 0
     segments.forget([1])
     assert set(segments._mappings) == {1}
-    driver = Driver()
-    locked = driver.segments(directory)
-    locked.map([1, 2], late=False)
-    locked.forget([])
-    assert set(locked._mappings) == {1, 2}
+    assert list(driver.locked.values()) == [SEGMENT]
+    assert driver.pauses == 3
+    segments.forget([1])
+    assert driver.pauses == 3
     segments.close()
-    locked.close()
+    assert driver.locked == {}
+
+
+def test_a_chunk_of_a_segment_that_was_given_up_stays_readable(directory):
+    segments = Segments(directory, locker=None)
+    segments.map([1], late=False)
+    _, piece, _ = next(segments.pieces([Run(1, 0, 1)], 100))
+    segments.forget([])
+    assert bytes(piece) == bytes(100)
+    segments.close()
 
 
 def test_files_have_the_mode_that_was_asked_for_whatever_the_umask(directory):

@@ -169,24 +169,32 @@ class Segments:
             _libc.munmap(base, total)
 
     def forget(self, known: Sequence[int]) -> None:
-        """Unmap segments that are not among the known ones, unless that would hold up executions or is in use."""
-        with self._mapping, self._lock:
-            for number in set(self._mappings) - set(known):
-                if not self._mappings[number].locked:
-                    with contextlib.suppress(BufferError):
-                        self._mappings[number].memory.close()
-                        del self._mappings[number]
+        """Unlock and unmap segments that are not among the known ones: nobody has a region in them any more.
+
+        Something may be executing, which unlocking holds up like locking, so it is done in the same steps with pauses.
+        """
+        with self._mapping:
+            with self._lock:
+                gone = [self._mappings.pop(number) for number in set(self._mappings) - set(known)]
+            for mapping in gone:
+                self._unmap(mapping, late=True)
 
     def close(self) -> None:
         """Unlock and unmap everything."""
         with self._mapping, self._lock:
             mappings, self._mappings = self._mappings, {}
         for mapping in mappings.values():
-            if self._locker is not None:
-                for offset in mapping.locked:
-                    self._locker.unlock(mapping.address + offset)
-            with contextlib.suppress(BufferError):
-                mapping.memory.close()
+            self._unmap(mapping, late=False)
+
+    def _unmap(self, mapping: _Mapping, *, late: bool) -> None:
+        if self._locker is not None:
+            for offset in mapping.locked:
+                self._locker.unlock(mapping.address + offset)
+                if late:
+                    self._pause(PAUSE_SECONDS)
+        # Chunks of a transfer that has ended may still be referred to; with the last of them the mapping goes.
+        with contextlib.suppress(BufferError):
+            mapping.memory.close()
 
 
 def _mmap(address: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:

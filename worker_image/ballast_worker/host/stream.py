@@ -40,7 +40,10 @@ class Ring:
         share = nbytes // BUFFERS // mmap.PAGESIZE * mmap.PAGESIZE
         self.slot_bytes = max(mmap.PAGESIZE, min(LARGEST_BUFFER_BYTES, share))
         count = max(BUFFERS, nbytes // self.slot_bytes)
-        self._memory = mmap.mmap(-1, count * self.slot_bytes)
+        # Taken now, so that whatever is allocated later finds what is left of a memory limit.
+        self._memory = mmap.mmap(
+            -1, count * self.slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+        )
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._locker = locker
         self.locked = locker is not None and locker.lock(self._address, count * self.slot_bytes)
