@@ -106,7 +106,7 @@ class Worker:
             raise BenchmarkError(self.machine.fault.message)
         self.plan = self._plan(config, arena, host)
         self.parts = self.machine.reserve(
-            self.plan, host, catalog=_NoCatalog(), journal=NoJournal(), changed=self._changed.release
+            self.plan, host, models=(), catalog=_NoCatalog(), journal=NoJournal(), changed=self._changed.release
         )
         for name in models:
             self.add(name)

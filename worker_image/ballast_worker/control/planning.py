@@ -10,10 +10,12 @@ from typing import Final
 from ballast_contract.config import ResidencyWish, WorkerConfig
 from ballast_contract.quantities import ceil_api
 from ballast_contract.reasons import Reason
+from ballast_worker.build.builder import BuiltProgram
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.models import Built, Failure
 from ballast_worker.device import plan as lines
 from ballast_worker.device import plan_text
+from ballast_worker.device.bfc_replay import smallest_pool
 from ballast_worker.device.budget import Budget
 from ballast_worker.device.plan import Declared, ModelNeed, Plan, PlanInputs, make_plan
 
@@ -27,9 +29,9 @@ the budget where that is less, and only where everything else fits beside it."""
 CODE_AHEAD: Final = {"cpu": 0, "cuda": 64 << 20}
 """The same for executables; on the CPU they are not device memory."""
 
-POOL_MARGIN: Final = {"cpu": 0, "cuda": 128 << 20}
-"""XLA's allocator hands out a block whole unless so much, or as much again, would be left of it: with this much more than a
-run takes, every block is split and the run fits in whatever order it allocates. On the CPU there is no such pool."""
+POOL_MARGIN: Final = 128 << 20
+"""XLA's pool has so much more than the replay of its allocator needs. A block that leaves so much is always split, so that a
+run fits in whatever order it allocates, and weights beside it take no more than their bytes of one block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,16 @@ class Basis:
         )
 
     def scratch_need(self, models: Iterable[Built]) -> int:
-        """Bytes of the pool from which executions take scratch, inputs and outputs, at the depth that is kept to."""
-        runs = [program.scratch_bytes + program.io_bytes for built in models for program in built.programs]
-        return DEPTH * max(runs) + POOL_MARGIN[self.config.backend] if runs else 0
+        """Bytes of the pool from which executions take scratch, inputs and outputs, at the depth that is kept to: the
+        smallest in which the replay of XLA's allocator runs every program, and a margin. Where XLA has no pool, they are
+        counted.
+        """
+        programs = [(built, program) for built in models for program in built.programs]
+        if not programs:
+            return 0
+        if self.config.backend == "cpu" and self.config.device.allocator == "arena":
+            return DEPTH * max(program.scratch_bytes + program.io_bytes for _, program in programs)
+        return max(_pool(built, program) for built, program in programs) + POOL_MARGIN
 
     def plan(self, inputs: PlanInputs) -> Plan:
         """The plan, with room for models that come later where there is room."""
@@ -94,6 +103,15 @@ class Basis:
         )
         plan = make_plan(ahead)
         return plan if plan.fits and not plan.shortfall else make_plan(inputs)
+
+
+def _pool(built: Built, program: BuiltProgram) -> int:
+    """The smallest pool that runs a program at the depth, whether XLA takes its scratch before its outputs or after them."""
+    dimensions, manifest = dict(program.dimensions), built.bundle.manifest
+    inputs = [port.concrete(dimensions).nbytes for port in manifest.inputs]
+    outputs = [port.concrete(dimensions).nbytes for port in manifest.outputs]
+    orders = ([*inputs, *outputs, program.scratch_bytes], [*inputs, program.scratch_bytes, *outputs])
+    return max(smallest_pool(DEPTH * order) for order in orders)
 
 
 def _declared(models: Mapping[str, Wanted]) -> Iterable[Declared]:

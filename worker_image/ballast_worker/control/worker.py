@@ -243,7 +243,7 @@ class Worker:
                     self._machine.reserve,
                     plan,
                     host_bytes,
-                    self._lineup.servable(),
+                    models=self._lineup.servable(),
                     catalog=self._catalog,
                     journal=self._journal,
                     changed=self.feed.touch,
