@@ -62,7 +62,7 @@ def build(home: Home) -> None:
     if stale:
         names = ", ".join(program.name for program in stale)
         with timed(f"binaries: {names} with {version}"):
-            _compile(home, go, stale, flags)
+            compile_programs(home, go, stale, flags, module=MODULE)
         for program in stale:
             keys.record(home.bin / program.name, key[program.name])
     else:
@@ -84,7 +84,8 @@ def _link_flags() -> str:
     return " ".join(["-s", "-w", *(f"-X {each}" for each in sets)])
 
 
-def _compile(home: Home, go: Path, programs: list[Program], flags: str) -> None:
+def compile_programs(home: Home, go: Path, programs: list[Program], flags: str, *, module: Path) -> None:
+    """Compile programs of one Go module and put them where the others are."""
     extra = {
         "CGO_ENABLED": "0",
         "GOFLAGS": "-mod=readonly -trimpath -buildvcs=false",
@@ -99,7 +100,7 @@ def _compile(home: Home, go: Path, programs: list[Program], flags: str) -> None:
     with tempfile.TemporaryDirectory(dir=home.folder) as folder:
         argv = [go, "build", "-v", "-ldflags", flags, "-o", f"{folder}/", *packages]
         with progress:
-            run_logged(home, "binaries", *argv, extra=extra, cwd=MODULE, each_line=progress.line)
+            run_logged(home, "binaries", *argv, extra=extra, cwd=module, each_line=progress.line)
         for program in programs:
             # Replaced, not written over: a cluster may be running the old one.
             shutil.move(Path(folder, program.built_as), home.bin / program.name)
