@@ -85,6 +85,16 @@ def test_a_host_copy_that_cannot_be_kept_is_told_until_its_model_leaves(config_f
     worker.until(lambda state: not state.condition.HasField("failure"))
 
 
+def test_copies_that_are_always_kept_beyond_the_budget_are_told(config_for, start, four):
+    worker = start(config_for(managed=True, host={"budget": "2m"}))
+    worker.assign(assigned(four[0], residency=pb.RESIDENCY_SYSTEM))
+    worker.until_model("a", pb.MODEL_PHASE_LOADED)
+    state = worker.until(lambda state: state.condition.failure.reason == Reason.HOST_BUDGET_EXCEEDED)
+    assert state.condition.phase == pb.WORKER_PHASE_READY
+    assert "more than the budget of 2 MiB" in state.condition.failure.message
+    assert worker.metric("worker_host_weight_excess_bytes") > 0
+
+
 def test_a_worker_that_serves_sweeps_the_executable_store_but_not_what_it_uses(
     config_for, start, small_bundle, tmp_path
 ):

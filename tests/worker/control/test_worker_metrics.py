@@ -29,6 +29,12 @@ SERVING = {
     "worker_host_weight_cached_bytes",
     "worker_host_weight_hits",
     "worker_host_weight_misses",
+    "worker_host_weight_bytes",
+    "worker_host_weight_excess_bytes",
+    "worker_host_weight_fills",
+    "worker_host_weight_fallbacks",
+    "worker_host_weight_swept_regions",
+    "worker_host_weight_swept_bytes",
 }
 
 
@@ -105,6 +111,15 @@ def test_an_unlimited_host_budget_is_no_number(config_for, start):
     worker.worker.ready.wait(60)
     assert value(worker, "worker_host_weight_budget_bytes") is None
     assert value(worker, "worker_host_weight_cached_bytes") == 0
+
+
+def test_the_states_of_the_host_pool_sum_to_its_segments(config_for, start, small_bundle):
+    worker = start(config_for(managed=True, host={"budget": "8m", "segment_bytes": "4m"}))
+    worker.assign(assigned(small_bundle, "m"))
+    worker.until_model("m", pb.MODEL_PHASE_LOADED)
+    states = {sample.labels["state"]: sample.value for sample in families(worker)["worker_host_weight_bytes"].samples}
+    assert states == {"live": 2 << 20, "filling": 0, "in transfer": 0, "free": 6 << 20}
+    assert value(worker, "worker_host_weight_fills_total") == 1
 
 
 def test_scrapers_that_ask_for_it_get_open_metrics(worker):

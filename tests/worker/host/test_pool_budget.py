@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from helpers.plain_bundles import packed_bytes
 
+from ballast_contract.reasons import Reason
+
 MIB = 1 << 20
 
 
@@ -33,15 +35,43 @@ def test_a_copy_that_is_there_can_become_a_kept_one(pool, bundle, read):
     assert not store.evict(one)
 
 
-def test_kept_copies_may_exceed_the_budget_with_a_warning(pool, bundle, read, caplog):
+def test_kept_copies_may_exceed_the_budget_and_that_is_told_until_they_are_let_go(pool, bundle, read, caplog):
     store = pool(budget=4, segment=4)
-    for name in ("k1", "k2", "k3"):
-        one = bundle(name, 3)
+    kept = [bundle(name, 3) for name in ("k1", "k2", "k3")]
+    for one in kept:
         transfer = store.acquire(one, keep=True)
         assert transfer.kept
         assert read(transfer) == packed_bytes(one)
     assert "kept copies exceed the host budget of 4 MiB" in caplog.text
     assert store.statistics().cached == 12 * MIB
+    assert store.statistics().excess == 8 * MIB
+    trouble = store.trouble(kept)
+    assert trouble.reason is Reason.HOST_BUDGET_EXCEEDED
+    assert "8 MiB more than the budget of 4 MiB" in trouble.message
+    for one in kept:
+        store.unkeep(one)
+    other = bundle("other", 3)
+    read(store.acquire(other, keep=False))
+    assert store.has(other)
+    assert store.statistics().cached == 4 * MIB
+    assert store.statistics().excess == 0
+    assert store.trouble([*kept, other]) is None
+    assert len(list(store._path.glob("segment-*"))) == 1
+
+
+def test_ordinary_copies_take_nothing_of_what_is_beyond_the_budget(pool, bundle, read):
+    store = pool(budget=8, segment=4)
+    first, second, other = bundle("k1", 5), bundle("k2", 3), bundle("other", 1)
+    held = store.acquire(first, keep=True)
+    read(store.acquire(second, keep=True))
+    assert store.statistics().excess == 4 * MIB
+    assert store.statistics().nbytes.free == 2 * MIB
+    store.unkeep(first)
+    assert not store.acquire(other, keep=False).kept
+    assert read(held) == packed_bytes(first)
+    read(store.acquire(other, keep=False))
+    assert [store.has(one) for one in (first, second, other)] == [False, True, True]
+    assert store.statistics().excess == 0
 
 
 def test_a_budget_of_zero_keeps_nothing_but_what_is_to_be_kept(pool, bundle, read):
@@ -54,6 +84,19 @@ def test_a_budget_of_zero_keeps_nothing_but_what_is_to_be_kept(pool, bundle, rea
     assert counts(store) == (0, 1, 0)
     assert read(store.acquire(kept, keep=True)) == packed_bytes(kept)
     assert store.has(kept)
+
+
+def test_with_a_budget_of_zero_a_file_that_is_read_again_is_warned_of_once_for_each_model(pool, bundle, read, caplog):
+    store = pool(budget=0)
+    a, b = bundle("a", 3), bundle("b", 3)
+    for one in (a, b):
+        read(store.acquire(one, keep=False))
+    assert caplog.records == []
+    for one in (a, a, b, a):
+        read(store.acquire(one, keep=False))
+    assert [record.model for record in caplog.records] == ["a", "b"]
+    assert "weights of 'a' (3 MiB) are read from the file again, because host.budget is 0" in caplog.text
+    assert store.trouble([a, b]) is None
 
 
 def test_an_unlimited_budget_takes_segments_as_they_are_needed(pool, bundle, read):

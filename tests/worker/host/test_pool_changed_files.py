@@ -29,31 +29,89 @@ def paused_reads(monkeypatch, at, action):
     monkeypatch.setattr(WeightsFile, "_read", read)
 
 
-def test_a_file_truncated_while_it_is_read_fails_that_load_and_leaves_nothing(pool, bundle, monkeypatch):
-    """B14 (a)."""
-    store, one = pool(budget=32, file_threads=1), bundle("a", 16)
+def cut(path, other):
+    """B14 (a): truncate -s 0."""
+    os.truncate(path, 0)
+
+
+def copied_onto(path, other):
+    """B14 (b): cp other bytes onto it."""
+    shutil.copyfile(other, path)
+
+
+def written_into(path, other):
+    """Into what has been read already, so that every byte that was read is right."""
+    with path.open("r+b") as file:
+        file.seek(2 * MIB)
+        file.write(b"other")
+
+
+def written_into_and_its_time_put_back(path, other):
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        file.write(b"other")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def written_into_what_was_read_and_its_time_put_back(path, other):
+    before = path.stat()
+    written_into(path, other)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def grown(path, other):
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("budget", [32, 0], ids=["into a copy", "into a stream"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        cut,
+        copied_onto,
+        written_into,
+        written_into_and_its_time_put_back,
+        written_into_what_was_read_and_its_time_put_back,
+        grown,
+    ],
+)
+def test_a_file_changed_in_place_while_it_is_read_fails_that_load_and_leaves_nothing(
+    pool, bundle, read, monkeypatch, changed, budget, threads
+):
+    """B14 (a, b): NVIDIA/TensorRT-LLM#17368, sgl-project/sglang#6083, huggingface/safetensors#762."""
+    store, one, other = pool(budget=budget, file_threads=threads), bundle("a", 16), bundle("b", 16)
     path = one.path / one.manifest.weights.file
-    paused_reads(monkeypatch, 8 * MIB, lambda: os.truncate(path, 0))
+    before = path.read_bytes()
+    paused_reads(monkeypatch, 8 * MIB, lambda: changed(path, other.path / "weights.safetensors"))
     with pytest.raises(BundleError) as caught:
-        store.acquire(one, keep=False)
+        read(store.acquire(one, keep=False))
     assert caught.value.reason == "SourceChanged"
     assert not store.has(one)
     assert store.statistics().cached == 0
+    (one.path / "new").write_bytes(before)
+    (one.path / "new").rename(path)
+    assert read(store.acquire(one, keep=False)) == packed_bytes(one)
 
 
-def test_other_bytes_copied_onto_the_file_while_it_is_read_fail_that_load(pool, bundle, monkeypatch):
-    """B14 (b)."""
-    store, one, other = pool(budget=32, file_threads=1), bundle("a", 16), bundle("b", 16)
-    source, path = other.path / "weights.safetensors", one.path / "weights.safetensors"
-    paused_reads(monkeypatch, 8 * MIB, lambda: shutil.copyfile(source, path))
+def test_a_file_changed_in_place_after_it_was_read_leaves_the_copy_as_it_was(pool, bundle, read):
+    store, one, other = pool(budget=32), bundle("a", 3), bundle("b", 3)
+    expected = packed_bytes(one)
+    read(store.acquire(one, keep=False))
+    shutil.copyfile(other.path / "weights.safetensors", one.path / "weights.safetensors")
+    assert read(store.acquire(one, keep=False)) == expected
+    assert store.evict(one)
     with pytest.raises(BundleError) as caught:
         store.acquire(one, keep=False)
     assert caught.value.reason == "SourceChanged"
-    assert not store.has(one)
+    assert not store.has(other)
 
 
 def test_a_file_renamed_over_the_one_that_is_read_is_for_the_next_load(pool, bundle, tmp_path, monkeypatch, read):
-    """B14 (c)."""
+    """B14 (c): the load that began has the old bytes, and so has every other before a reload; the next has the new ones."""
     store, one = pool(budget=64, file_threads=1), bundle("a", 16)
     expected = packed_bytes(one)
     path = one.path / one.manifest.weights.file
