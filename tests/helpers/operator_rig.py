@@ -179,6 +179,8 @@ class Rig:
         """What belongs to an object that is gone goes too, as the garbage collector would have it."""
         self.certificates: dict[str, bytes] = {}
         """The Secret of the workers, as the kubelets last mounted it."""
+        self.shown: Callable[[], dict[str, bytes]] = lambda: self.certificates
+        """What workers show and trust on new connections."""
         self.nodes = itertools.cycle(["node-a", "node-b"])
         self.kubeconfig = kubeconfig
         self._addresses = itertools.count(1)
@@ -367,7 +369,7 @@ class Rig:
         return secret is not None
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        held = self.certificates
+        held = self.shown()
         return grpc.ssl_server_certificate_configuration([(held["tls.key"], held["tls.crt"])], held["ca.crt"])
 
     async def bind(self, pod: dict[str, Any]) -> str:

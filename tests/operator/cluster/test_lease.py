@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ballast_operator.cluster.lease import DURATION_SECONDS, RENEW_SECONDS, Elector, Write, micro_time
+from ballast_operator.cluster.lease import DURATION_SECONDS, MAX_STEP, RENEW_SECONDS, Elector, Write, micro_time
 
 
 class Store:
@@ -163,6 +163,47 @@ def test_an_epoch_below_ours_changes_nothing(world):
     one.step()
     one.elector.raise_above(0)
     assert not one.elector.behind
+
+
+def test_a_lease_that_was_deleted_begins_anew_above_what_workers_have_seen(world):
+    _, store, candidate = world
+    candidate("one").step()
+    store.lease = None
+    two = candidate("two")
+    two.step()
+    assert two.elector.epoch == 1
+    two.elector.raise_above(40)
+    two.step()
+    assert (two.elector.epoch, store.lease["spec"]["leaseTransitions"]) == (41, 41)
+
+
+@pytest.mark.parametrize("absurd", [MAX_STEP + 1, 2**31 - 1, 2**64 - 1])
+def test_an_absurd_epoch_of_a_worker_is_not_followed(world, absurd):
+    _, store, candidate = world
+    one = candidate("one")
+    one.step()
+    assert not one.elector.follows(absurd)
+    one.elector.raise_above(absurd)
+    assert not one.elector.behind
+    one.step()
+    assert store.lease["spec"]["leaseTransitions"] == 1
+
+
+def test_workers_cannot_raise_the_epoch_step_by_step_beyond_the_limit_of_one_acquisition(world):
+    now, _, candidate = world
+    one = candidate("one")
+    one.step()
+    for _ in range(3):
+        one.elector.raise_above(one.elector.epoch + MAX_STEP - 1)
+        one.step()
+    assert one.elector.epoch == MAX_STEP + 1
+    now[0] += DURATION_SECONDS
+    two = candidate("two")
+    two.step()
+    now[0] += DURATION_SECONDS
+    two.step()
+    assert two.elector.epoch == MAX_STEP + 2
+    assert two.elector.follows(MAX_STEP + 40)
 
 
 def test_every_process_of_a_pod_is_another_candidate(world):
