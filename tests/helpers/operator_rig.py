@@ -354,7 +354,7 @@ class Rig:
         worker = self.workers[name] = FakeWorker(name, node=node)
         worker.authorities = lambda: hashlib.sha256(self.certificates["ca.crt"]).hexdigest()
         self.prepare(worker)
-        await worker.start()
+        await worker.start(grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration, True))
         address = f"10.77.0.{next(self._addresses)}"
         await self.set_pod_status(
             name, phase="Running", podIP=address, podIPs=[{"ip": address}], conditions=[_ready(True)]
@@ -448,7 +448,13 @@ def _ready(ready: bool) -> dict[str, Any]:
 async def rig(admin: Path, operator_config: Path, **options: Any) -> AsyncIterator[Rig]:
     """A rig in a namespace of its own."""
     client = await connect(admin)
-    short = {"figures_seconds": 0.2, "drain_seconds": 1.0, "deletion_seconds": 3.0, "heartbeat_seconds": 3.0}
+    short = {
+        "certificate_seconds": 0.5,
+        "figures_seconds": 0.2,
+        "drain_seconds": 1.0,
+        "deletion_seconds": 3.0,
+        "heartbeat_seconds": 3.0,
+    }
     settings = Options(worker_image=IMAGE, **{**short, **options})
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     try:
