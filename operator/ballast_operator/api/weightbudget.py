@@ -223,8 +223,9 @@ class Device(Spec):
     oversubscription: Oversubscription = Oversubscription.REFUSE
     """oversubscription says what happens where the plan does not fit: refuse (the worker says what is missing and serves
     nothing) or allow (it starts with a warning)."""
-    allocator: Literal["arena"] = "arena"
-    """allocator is how device memory for weights is managed: arena (one block, owned by the worker)."""
+    allocator: Literal["arena", "bfc"] = "arena"
+    """allocator is how device memory for weights is managed: arena (one block, owned by the worker, in which weights slide) or
+    bfc (XLA's own allocator, beside scratch; room in one block is made by freeing weights and loading them again)."""
 
 
 class Host(Spec):
