@@ -91,6 +91,11 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
         self.instance = uuid.uuid4().hex
         self.route_version = 0
 
+    def terminate(self) -> None:
+        """Get the kubelet's signal: serve on until released."""
+        if self.condition.phase != pb.WORKER_PHASE_DRAINING:
+            self.change(condition=pb.WorkerCondition(phase=pb.WORKER_PHASE_DRAINING))
+
     def finish(self, model: str) -> None:
         """A slow model is ready now."""
         self.slow.discard(model)
@@ -178,7 +183,7 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:  # noqa: N802
         self.log.append(("Release", request))
-        self.released = True
+        self.released = self.condition.phase == pb.WORKER_PHASE_DRAINING  # else it serves on
         return pb.ReleaseResponse()
 
     async def _fence(self, epoch: int, context: Any) -> None:

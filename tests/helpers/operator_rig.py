@@ -22,6 +22,7 @@ from helpers.fake_worker import FakeWorker
 from prometheus_client import CollectorRegistry
 
 from ballast_contract import names
+from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.access import Access
 from ballast_operator.cluster.client import Client
@@ -404,8 +405,10 @@ class Rig:
                     name = pod["metadata"]["name"]
                     if "deletionTimestamp" in pod["metadata"]:
                         worker = self.workers.get(name)
-                        if worker is None or worker.released or not worker.models:
+                        if worker is None or worker.released or worker.condition.phase == pb.WORKER_PHASE_REFUSED:
                             await self.end_pod(name)
+                        else:
+                            worker.terminate()
                     elif name not in self.workers and not pod.get("status", {}).get("podIP"):
                         await self.run_pod(pod)
             await self.mount()

@@ -14,10 +14,10 @@ from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.limiter import Priority
-from ballast_operator.cluster.resources import MODELS
+from ballast_operator.cluster.resources import ENDPOINT_SLICES, MODELS
 from ballast_operator.placement.model import ModelDemand, Packing, WorkerCapacity
 from ballast_operator.placement.packing import pack
-from ballast_operator.reconcile import placing
+from ballast_operator.reconcile import endpoints, placing
 from ballast_operator.reconcile.placing import Trigger
 from ballast_operator.reconcile.pods import worst
 from ballast_operator.reconcile.pool import Pool
@@ -56,12 +56,18 @@ def accepted(world: World, budget: Object, pool: Pool) -> list[Model]:
 
 
 def recover(world: World, budget: Object, pool: Pool) -> None:
-    """Read back what the last leader wrote down, and call for every model of the budget."""
+    """Read back what the last leader wrote down, and call for every model of the budget.
+
+    Workers that have an endpoint count as holders from the start: one that a model is leaving is in no assignment any more,
+    and keeps its endpoint until it is heard.
+    """
     namespace, name = budget["metadata"]["namespace"], budget["metadata"]["name"]
     for obj in world.caches[MODELS].group("budget", namespace, name):
         assignment = (obj.get("status") or {}).get("assignment") or {}
         if assignment.get("workers"):
             pool.targets[obj["metadata"]["uid"]] = tuple(assignment["workers"])
+        slices = world.caches[ENDPOINT_SLICES].group("service", namespace, obj["metadata"]["name"])
+        pool.holders[obj["metadata"]["uid"]] = frozenset(endpoints.present(slices))
         pool.generation = max(pool.generation, int(assignment.get("generation", 0)))
         world.enqueue(model_key(namespace, obj["metadata"]["name"]), 0.0)
     pool.recovered = True

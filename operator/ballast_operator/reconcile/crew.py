@@ -170,7 +170,7 @@ def release_idle(world: World, pool: Pool, crew: Crew, holding: frozenset[str], 
         link = world.fleet.link(worker.uid)
         if link is None or not worker.pod.terminating or worker.uid in waiting or worker.uid in pool.released:
             continue
-        if worker.heard:
+        if worker.drains:  # one that has not got its signal yet would not know what it is released from
             pool.released.add(worker.uid)
             world.background(_release(world, pool, link, by), name=f"release {worker.name}")
 

@@ -87,8 +87,8 @@ def plan_slices(
     An endpoint comes and goes on the worker's word, or when its pod is not Ready, gone, or another. A worker of which
     nothing is known keeps the endpoint that it has and gets no new one.
     """
-    present = {e["targetRef"]["uid"]: e for s in existing for e in s.get("endpoints") or () if "targetRef" in e}
-    wanted = [e for w in workers if w.uid in serve and (e := _endpoint(model, w, present.get(w.uid))) is not None]
+    now = present(existing)
+    wanted = [e for w in workers if w.uid in serve and (e := _endpoint(model, w, now.get(w.uid))) is not None]
     bodies = {body["metadata"]["name"]: body for body in _slices(model, wanted, owner)}
     held = {obj["metadata"]["name"]: obj for obj in existing}
     return SlicePlan(
@@ -97,20 +97,20 @@ def plan_slices(
     )
 
 
+def present(slices: Iterable[Object]) -> dict[str, Object]:
+    """The endpoints of slices, by the uid of their pod."""
+    return {e["targetRef"]["uid"]: e for s in slices for e in s.get("endpoints") or () if "targetRef" in e}
+
+
 def exposed(slices: Iterable[Object]) -> frozenset[str]:
     """Uids of pods that slices call ready."""
-    return frozenset(
-        endpoint["targetRef"]["uid"]
-        for obj in slices
-        for endpoint in obj.get("endpoints") or ()
-        if "targetRef" in endpoint and endpoint.get("conditions", {}).get("ready")
-    )
+    return frozenset(uid for uid, found in present(slices).items() if found.get("conditions", {}).get("ready"))
 
 
-def _endpoint(model: Model, worker: Worker, present: Mapping[str, Any] | None) -> Object | None:
+def _endpoint(model: Model, worker: Worker, now: Mapping[str, Any] | None) -> Object | None:
     pod = worker.pod
     known = worker.can_call(model)
-    if not pod.ip or known is False or (known is None and present is None):
+    if not pod.ip or known is False or (known is None and now is None):
         return None
     if not pod.terminating and not pod.ready:
         return None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from ballast_contract import names
 from ballast_contract.v1 import control_pb2 as pb
@@ -14,8 +15,11 @@ from ballast_operator.reconcile.endpoints import exposed
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.rollout import Rollout, roll
 from ballast_operator.reconcile.wishes import Model
-from ballast_operator.reconcile.workers import Crew
+from ballast_operator.reconcile.workers import Crew, Worker
 from ballast_operator.reconcile.world import World
+
+_COMING: Final = frozenset({pb.MODEL_PHASE_PENDING, pb.MODEL_PHASE_BUILDING})
+"""Phases of a model that a worker does not answer for yet, and will."""
 
 
 def note_generations(pool: Pool, crew: Crew) -> None:
@@ -116,6 +120,15 @@ def _table(models: Sequence[Model], crew: Crew, rolls: Mapping[str, Rollout]) ->
         if staying:
             table[model.served_name] = tuple(hops[uid] for uid in staying)
     return table
+
+
+def at_rest(pool: Pool, worker: Worker) -> bool:
+    """Whether a worker has what it was told to have: nothing is on its way to it, and nothing waits to leave it."""
+    view, (generation, _) = worker.view, pool.contents.get(worker.uid, (0, None))
+    if view is None or view.assignment_generation < generation:
+        return False
+    leaving = any(worker.uid in since for since in pool.since.values())
+    return not leaving and not any(state.phase in _COMING for state in view.models.values())
 
 
 def models_held(holding: Mapping[str, frozenset[str]]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from ballast_operator.reconcile.conditions import timestamp
 from ballast_operator.reconcile.pods import Pod
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.wishes import Model
+from ballast_operator.reconcile.workers import Crew
 from ballast_operator.reconcile.world import World, model_key
 
 
@@ -54,12 +55,13 @@ class Placement:
             await self._place(key, obj, pool, spec, inputs, state, cause, token)
         held, drained = holding.roll_out(world, pool, models, now)
         timers.append(drained)
-        crew.release_idle(world, pool, now, held, by=key)
+        crew.release_idle(world, pool, now, held if spec.workers.replicas else frozenset(), by=key)
         asked = commands.compaction_asked(obj, pool)
         ready = self._serving(obj) if asked else []
         if ready:
             mode = commands.mode_asked(spec.placement.compaction.mode)
             commands.start_compaction(world, obj, pool, commands.plan_compaction(mode, ready, asked=asked))
+        self._compact_moved(obj, pool, spec, now)
         self._judge_size(key, pool, models)
         assigning.note_obstacles(world, pool, models, now)
         return [timer for timer in timers if timer is not None]
@@ -100,21 +102,34 @@ class Placement:
             world.events.post(obj, BUDGETS.kind, "Normal", Reason.REPACKED, "Repack", note)
         await demand.store(world, obj, pool, by=key)
         if cause is not placing.Trigger.START:
-            self._compact_after(obj, pool, spec, packing.changed_workers)
+            self._note_changed(obj, pool, spec, packing.changed_workers)
 
-    def _compact_after(self, obj: Object, pool: Pool, spec: WeightBudgetSpec, changed_workers: Sequence[str]) -> None:
-        """Compact the workers whose models a repack changed, when it is time; those that serve nothing yet are whole."""
+    def _note_changed(self, obj: Object, pool: Pool, spec: WeightBudgetSpec, changed_workers: Sequence[str]) -> None:
+        """Count a repack: it may be time to compact the workers that it changed; those that serve nothing yet are whole."""
         compaction = spec.placement.compaction
-        links = [link for link in self._serving(obj) if link.member.name in changed_workers]
+        changed = frozenset(link.member.name for link in self._serving(obj)).intersection(changed_workers)
         pool.repacks_since_compaction, fire = compaction_due(
             pool.repacks_since_compaction,
             enabled=compaction.mode is not CompactionMode.DISABLED,
             every=compaction.every_repacks,
-            changed=bool(links),
+            changed=bool(changed),
         )
-        if fire and pool.compaction is None:
-            planned = commands.plan_compaction(compaction.mode, links)
-            commands.start_compaction(self._world, obj, pool, planned)
+        if fire:
+            pool.to_compact |= changed
+
+    def _compact_moved(self, obj: Object, pool: Pool, spec: WeightBudgetSpec, now: Crew) -> None:
+        """Compact the workers that a repack changed, once their models have come and gone."""
+        pool.to_compact &= now.by_name.keys()
+        mode = spec.placement.compaction.mode
+        if not pool.to_compact or pool.compaction is not None:
+            return
+        if mode is not CompactionMode.DISABLED:
+            workers = [worker for worker in ready_workers(list(now)) if worker.name in pool.to_compact]
+            if not workers or not all(holding.at_rest(pool, worker) for worker in workers):
+                return
+            links = [link for worker in workers if (link := self._world.fleet.link(worker.uid)) is not None]
+            commands.start_compaction(self._world, obj, pool, commands.plan_compaction(mode, links))
+        pool.to_compact = frozenset()
 
     def _serving(self, obj: Object) -> list[Link]:
         """The connections to workers that answer calls."""

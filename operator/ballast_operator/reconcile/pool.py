@@ -68,6 +68,8 @@ class Pool:
     """Device seconds of all workers since the last repack that they caused."""
     first_repack_done: bool = False
     repacks_since_compaction: int = 0
+    to_compact: frozenset[str] = frozenset()
+    """Workers (name) whose models a repack changed: they are compacted when those have moved."""
     compaction: asyncio.Task[None] | None = None
     last_repack: Mapping[str, object] = field(default_factory=dict)
     last_compaction: Mapping[str, object] = field(default_factory=dict)

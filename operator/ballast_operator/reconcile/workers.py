@@ -56,6 +56,11 @@ class Worker:
         return self.view is not None and self.view.known and not self.view.stale(self.now)
 
     @property
+    def drains(self) -> bool:
+        """Whether it says that it was told to end, and waits for leave."""
+        return self.view is not None and self.heard and self.view.condition.phase == pb.WORKER_PHASE_DRAINING
+
+    @property
     def silent(self) -> bool:
         """Whether it should be heard and is not: its pod is Ready, so nobody knows what it does now."""
         return self.pod.ready and self.view is not None and self.view.stale(self.now)

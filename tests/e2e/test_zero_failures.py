@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constant traffic on twelve models while everything around them moves: no call fails that was not in a killed worker."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from helpers.small_bundles import pack_small
+
+from e2e.demo import steps
+from e2e.demo.kube import condition
+from e2e.load.calls import Target
+from e2e.load.client import Client, Stream, summary
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+NAMESPACE = "ballast-moves"
+STORE = "e2e-moves"
+FACTORS = {f"m{number:02d}": 1.0 + number for number in range(12)}
+CALLS_A_SECOND = 48.0
+LABEL = "ballast-moves=worker"
+
+BUDGET = {
+    "apiVersion": "ballast.dev/v1alpha1",
+    "kind": "WeightBudget",
+    "metadata": {"name": "default"},
+    "spec": {
+        "workers": {
+            "replicas": 3,
+            "backend": "cpu",
+            "podMetadata": {"labels": dict([LABEL.split("=")])},
+            "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+            "executableStore": {"persistentVolumeClaim": {"claimName": "executables"}},
+        },
+        "modelStores": [{"persistentVolumeClaim": {"claimName": "models"}}],
+        "device": {"budget": "160Mi", "scratch": "32Mi"},
+        "host": {"budget": "256Mi", "sharing": "none"},
+        "placement": {"hysteresisPercent": 0},
+    },
+}
+
+
+def zipf(order):
+    """Calls a second of each model: the first of the order is called most."""
+    weights = {name: 1 / (1 + rank) for rank, name in enumerate(order)}
+    return {name: CALLS_A_SECOND * weight / sum(weights.values()) for name, weight in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def pool(kube, images):
+    """Three workers with twelve small models, Ready."""
+    steps.install(kube, images)
+    steps.prepare_namespace(kube, images, namespace=NAMESPACE)
+    for number, (name, factor) in enumerate(FACTORS.items()):
+        path = steps.MODELS / STORE / name
+        if not path.exists():
+            pack_small(path, mebibytes=4 + 2 * (number % 3), factor=factor, name="small")
+    kube.apply(json.dumps(BUDGET), "-n", NAMESPACE)
+    for name in FACTORS:
+        spec = {"budgetRef": {"name": "default"}, "source": {"uri": f"pvc://models/{STORE}/{name}"}}
+        model = {"apiVersion": BUDGET["apiVersion"], "kind": "InferenceModel", "metadata": {"name": name}, "spec": spec}
+        kube.apply(json.dumps(model), "-n", NAMESPACE)
+    settled(kube)
+    yield kube
+    kube.kubectl("uncordon", "--all")
+    steps.remove_namespace(kube, namespace=NAMESPACE)
+
+
+def settled(kube, *, workers=3):
+    """Wait until every worker and model is Ready, on the workers that are assigned and no others."""
+
+    def now():
+        pods = kube.get("pods", "-n", NAMESPACE, "-l", LABEL)["items"]
+        ready = [p for p in pods if condition(p, "Ready").get("status") == "True"]
+        if len(ready) != workers or len(pods) != workers:
+            return False
+        models = steps.models(kube, namespace=NAMESPACE)
+        names = {p["metadata"]["name"] for p in pods}
+        return len(models) == len(FACTORS) and all(
+            condition(m, "Ready").get("status") == "True"
+            and {w["name"] for w in m["status"]["workers"]} == set(m["status"]["assignment"]["workers"]) <= names
+            for m in models
+        )
+
+    kube.wait_for(f"{workers} workers hold what they are assigned", now, seconds=240)
+
+
+def streams(kube):
+    """Each model by its own Service and by the pool's, over both protocols."""
+
+    def address(service):
+        return kube.get("service", service, "-n", NAMESPACE)["spec"]["clusterIP"]
+
+    pool = address("default-pool")
+    return [
+        Stream(Target(host, name), protocol, factor)
+        for name, factor in FACTORS.items()
+        for host in (address(name), pool)
+        for protocol in ("http", "grpc")
+    ]
+
+
+def compact(kube, mode):
+    patch = {"spec": {"placement": {"compaction": {"mode": mode, "everyRepacks": 1000}}}}
+    arguments = ("weightbudget.ballast.dev", "default", "-n", NAMESPACE, "--type=merge", "-p", json.dumps(patch))
+    kube.kubectl("patch", *arguments)
+    done = steps.command(kube, "compact", "lastCompaction", namespace=NAMESPACE)
+    assert (done["mode"], done["workers"], done["failedWorkers"]) == (mode, 3, 0)
+
+
+def drain_the_fullest_node(kube):
+    nodes = [p["spec"]["nodeName"] for p in steps.worker_pods(kube, namespace=NAMESPACE)]
+    node = max(sorted(set(nodes)), key=nodes.count)
+    kube.kubectl("drain", node, f"--pod-selector={LABEL}", "--delete-emptydir-data", "--timeout=240s", seconds=250)
+    assert all(p["spec"]["nodeName"] != node for p in steps.worker_pods(kube, namespace=NAMESPACE))
+    kube.kubectl("uncordon", node)
+
+
+def kill_a_worker(kube):
+    """Returns when it was still alive, and when nobody can be connected to it any more."""
+    name = steps.worker_pods(kube, namespace=NAMESPACE)[0]["metadata"]["name"]
+    before = time.monotonic()
+    kube.kubectl("delete", "pod", name, "-n", NAMESPACE, "--grace-period=0", "--force")
+    settled(kube)
+    return before, time.monotonic()
+
+
+def kill_the_operator(kube):
+    kube.kubectl("delete", "pod", "-n", steps.SYSTEM, "--all", "--grace-period=0", "--force")
+
+
+def test_no_call_fails_while_models_move_workers_end_and_leaders_change(pool):
+    """Those in flight on a killed worker excepted."""
+    kube = pool
+    popular, reversed_ = zipf(list(FACTORS)), zipf(list(reversed(FACTORS)))
+    took, began = {}, time.monotonic()
+
+    def ended(phase):
+        nonlocal began
+        took[phase], began = round(time.monotonic() - began, 1), time.monotonic()
+
+    with Client(streams(kube), rates=popular, phase="steady") as client:
+        time.sleep(8)  # traffic is the subject: so much of it, and demand is measured from it
+        ended("steady")
+        client.phase, client.rates = "demand reversed", reversed_
+        time.sleep(8)
+        ended("demand reversed")
+        client.phase = "repack"
+        moved = [steps.command(kube, "repack", "lastRepack", namespace=NAMESPACE)["modelsMoved"]]
+        settled(kube)
+        ended("repack")
+        for mode in ("lazy", "preload", "move"):
+            client.phase = f"compaction {mode}"
+            compact(kube, mode)
+            ended(client.phase)
+        client.phase = "drain"
+        drain_the_fullest_node(kube)
+        settled(kube)
+        ended("drain")
+        client.phase, client.rates = "operator killed", popular
+        kill_the_operator(kube)
+        moved.append(steps.command(kube, "repack", "lastRepack", namespace=NAMESPACE)["modelsMoved"])
+        settled(kube)
+        ended("operator killed")
+        client.phase = "worker killed"
+        killed_from, killed_to = kill_a_worker(kube)
+        ended("worker killed")
+    figures = summary(client.samples)
+    for phase, seconds in took.items():
+        figures[phase]["seconds"] = seconds
+    print(json.dumps({"phases": figures, "models_moved": moved}))
+    died = [s for s in client.samples if s.lost and s.due < killed_to and s.ended > killed_from]
+    failed = [s for s in client.samples if s.failure and s not in died]
+    assert not failed, [(s.phase, s.stream.protocol, s.stream.target, s.failure, s.ended - s.due) for s in failed[:20]]
+    assert len(died) <= len(client.samples) / 100
