@@ -111,8 +111,9 @@ def test_the_decision_has_every_candidate_and_who_went(rig):
     for name in ("a", "b", "c"):
         worker.register(name, 5)
     worker.register("p", 0, "device")
-    worker.load("a", "b")
-    worker.settle()
+    worker.load("a")
+    worker.pass_time(1.0)
+    worker.load("b")
     worker.load("c")
     decision = worker.manager.decisions()[0]
     assert (decision.model, decision.kind, decision.verdict) == ("c", "load", "admittedAfterEviction")

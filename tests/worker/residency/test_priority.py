@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a resident is worth, and the order in which residents go."""
+"""What a resident is worth."""
 
 from __future__ import annotations
 
-import random
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_worker.residency import priority
-from ballast_worker.residency.priority import HALF_LIFE_SECONDS, PriorityOrder
 
 
 def a_key(**changes):
-    return priority.key(**({"reload_seconds": 1.0, "nbytes": 1 << 20, "dispatches": 3, "last_use": 0.0} | changes))
+    return priority.key(**({"reload_seconds": 1.0, "nbytes": 1 << 20, "uses": 3.0, "idle_seconds": 10.0} | changes))
 
 
 def test_a_model_that_costs_more_to_reload_stays_longer():
@@ -22,58 +21,36 @@ def test_a_model_that_costs_more_to_reload_stays_longer():
 
 
 def test_a_model_that_is_used_more_often_stays_longer():
-    assert a_key(dispatches=4) > a_key(dispatches=3)
+    assert a_key(uses=4.0) > a_key(uses=3.0)
 
 
 def test_the_larger_of_two_models_with_equal_cost_goes_first():
     assert a_key(nbytes=2 << 20) < a_key(nbytes=1 << 20)
 
 
-def test_one_half_life_of_idle_time_halves_the_value():
-    assert priority.value_at(a_key(), HALF_LIFE_SECONDS) == pytest.approx(priority.value_at(a_key(), 0.0) / 2)
+def test_twice_the_idle_time_halves_the_value():
+    assert a_key(idle_seconds=20.0) == pytest.approx(a_key(idle_seconds=10.0) - 1.0)
 
 
 def test_a_frequent_model_that_nobody_has_called_for_long_goes_before_a_rare_recent_one():
-    assert a_key(dispatches=1000, last_use=0.0) < a_key(dispatches=1, last_use=12 * HALF_LIFE_SECONDS)
+    assert a_key(uses=100.0, idle_seconds=1000.0) < a_key(uses=0.0, idle_seconds=5.0)
+
+
+def test_a_use_counts_half_after_a_half_life_and_nothing_after_days():
+    assert priority.faded(8.0, priority.USES_HALF_LIFE_SECONDS) == pytest.approx(4.0)
+    assert priority.faded(1e9, 30 * 86400.0) == 0.0
 
 
 @given(
-    keys=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8, unique=True),
-    now=st.floats(0, 1e3 * HALF_LIFE_SECONDS),
+    reload_seconds=st.floats(0, 1e6),
+    nbytes=st.integers(0, 1 << 50),
+    uses=st.floats(0, 1e12),
+    idle_seconds=st.floats(0, 1e9),
 )
-def test_comparing_keys_compares_values_at_any_time(keys, now):
-    by_key = sorted(keys)
-    values = [priority.value_at(key, now) for key in by_key]
-    assert values == sorted(values)
-
-
-def test_days_of_idle_time_neither_overflow_nor_raise():
-    assert priority.value_at(a_key(last_use=0.0), 30 * 86400.0) == 0.0
-    assert priority.value_at(a_key(last_use=30 * 86400.0), 0.0) > 1e100
-
-
-def test_among_equals_the_least_recently_set_comes_first():
-    order = PriorityOrder()
-    for name in "abc":
-        order.set(name, 1.0)
-    order.set("a", 1.0)
-    assert list(order) == ["b", "c", "a"]
-
-
-def test_the_order_is_that_of_the_keys_after_any_changes():
-    order, expected, source = PriorityOrder(), {}, random.Random(1)
-    for step in range(2000):
-        name = f"m{source.randrange(40)}"
-        if source.random() < 0.2:
-            order.discard(name)
-            expected.pop(name, None)
-        else:
-            key = source.choice([0.0, 1.0, source.random()])
-            order.set(name, key)
-            expected.pop(name, None)
-            expected[name] = (key, step)
-        assert len(order) == len(expected)
-    assert list(order) == sorted(expected, key=expected.__getitem__)
+def test_a_key_is_a_number_whatever_the_model(reload_seconds, nbytes, uses, idle_seconds):
+    key = priority.key(reload_seconds=reload_seconds, nbytes=nbytes, uses=uses, idle_seconds=idle_seconds)
+    assert math.isfinite(key)
+    assert math.isfinite(math.exp2(key))
 
 
 def test_the_minimum_residence_is_a_few_load_times_and_bounded():

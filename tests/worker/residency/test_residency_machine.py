@@ -156,7 +156,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         board = self.rig.manager._board
         assert {extent.key for extent in extents} == set(board.extents)
         assert board.leases == len(self.leases)
-        assert set(board.order) == {m.live.extent for m in board.models.values() if m.live is not None}
+        keys = [resident.key for resident in board.residents()]
+        assert keys == sorted(keys)
         assert board.pinned == sum(m.nbytes for m in board.models.values() if m.spec.wish == "device")
         assert board.pinned <= CAPACITY * UNIT
 

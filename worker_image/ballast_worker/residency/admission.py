@@ -125,7 +125,7 @@ def free_bytes(residents: Sequence[Resident], shortfall: int) -> Evict | Wait:
         shortfall: bytes, above 0.
     """
     idle, queued, executing = _kinds(residents)
-    if (chosen := _cover(shortfall, (idle, queued))) is not None:
+    if (chosen := cheapest_set(idle, shortfall) or _cover(shortfall, (idle, queued))) is not None:
         return Evict(tuple(chosen))
     if (chosen := _cover(shortfall, (idle, queued, executing))) is not None:
         return Wait(drain=tuple(r for r in chosen if r.excluded is Excluded.EXECUTING))

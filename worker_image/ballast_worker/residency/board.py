@@ -28,7 +28,6 @@ class Board:
 
     Invariants:
         `extents` has every set of weights with an extent in the device memory, and the memory has no other.
-        `order` has the extents of live weights, and no other.
         `leases` is the sum over `extents`, `pinned` the bytes of the models whose wish is the device.
         While `quiet`, or for weights that are `draining`, no new execution begins.
     """
@@ -40,7 +39,6 @@ class Board:
     clock: Callable[[], float]
     models: dict[str, Model]
     extents: dict[str, Weights]
-    order: priority.PriorityOrder
     intents: Intents
     notices: list[Callable[[], None]]
     tickets: itertools.count[int]
@@ -111,24 +109,24 @@ class Board:
             for model in self.models.values()
         )
 
-    def value(self, weights: Weights) -> float:
+    def _key(self, weights: Weights, now: float) -> float:
         """The key of weights in the order of eviction."""
-        reload_seconds = weights.model.reload_seconds
+        if weights.retired:
+            return -math.inf
+        model = weights.model
         return priority.key(
-            reload_seconds=weights.work_seconds if reload_seconds is None else reload_seconds,
+            reload_seconds=weights.work_seconds if model.reload_seconds is None else model.reload_seconds,
             nbytes=weights.nbytes,
-            dispatches=weights.dispatches,
-            last_use=weights.last_use,
+            uses=model.uses,
+            idle_seconds=now - weights.last_use,
         )
 
     def residents(self) -> list[Resident]:
-        """Everything with an extent, those that may go in rising order of their keys."""
+        """Everything with an extent, in rising order of the keys; among equals the least recently used first."""
         now = self.clock()
-        ordered = [self._resident(self.extents[extent], self.order.key(extent), now) for extent in self.order]
-        rest = [w for w in self.extents.values() if w.extent not in self.order]
-        leaving = [self._resident(w, -math.inf, now) for w in rest if w.retired]
-        coming = [self._resident(w, self.value(w), now) for w in rest if not w.retired]
-        return leaving + ordered + coming
+        keys = {weights.extent: self._key(weights, now) for weights in self.extents.values()}
+        ordered = sorted(self.extents.values(), key=lambda weights: (keys[weights.extent], weights.last_use))
+        return [self._resident(weights, keys[weights.extent], now) for weights in ordered]
 
     def _resident(self, weights: Weights, key: float, now: float) -> Resident:
         model = weights.model
@@ -170,7 +168,6 @@ class Board:
 
     def retire(self, weights: Weights) -> None:
         """Let weights serve no longer; they leave now, or with the last execution from them."""
-        self.order.discard(weights.extent)
         weights.retired = True
         if not weights.leases:
             self._leave(weights)
@@ -191,7 +188,6 @@ class Board:
         self._gone(weights)
 
     def _leave(self, weights: Weights) -> None:
-        self.order.discard(weights.extent)
         self.memory.release(weights.extent)
         del self.extents[weights.extent]
         self._gone(weights)

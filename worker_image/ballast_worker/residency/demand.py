@@ -59,7 +59,7 @@ class Candidate:
     Attributes:
         model: its name.
         nbytes: bytes it would free.
-        priority: expected reload seconds per byte, times dispatches since load, aged; low goes first.
+        priority: its value, in reload seconds per byte and second (see `priority`); low goes first.
         queued: requests wait for it.
         chosen: it was evicted.
         excluded: why it could not go (pinned, executing, leased, loading), or empty.

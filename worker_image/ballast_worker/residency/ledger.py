@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,7 +15,6 @@ from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.memory import Statistics
 from ballast_worker.residency.admission import Excluded, Resident
 from ballast_worker.residency.demand import Candidate, Decision, Refusal
-from ballast_worker.residency.priority import value_at
 from ballast_worker.residency.protocol import ModelSnapshot, ResidencySnapshot, Tier
 from ballast_worker.residency.records import Model
 
@@ -45,13 +45,12 @@ class Ledger:
     Invariant: `_reports`, `_counters` and `_decisions` change together under the lock, and what they hold is immutable.
     """
 
-    def __init__(self, *, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, *, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
         self._lock = threading.Lock()
         self._reports: dict[str, tuple[ModelSnapshot, Bundle]] = {}
         self._counters = Counters()
-        self._decisions: deque[tuple[Decision, tuple[Resident, ...], float]] = deque(maxlen=DECISIONS_KEPT)
+        self._decisions: deque[tuple[Decision, tuple[Resident, ...]]] = deque(maxlen=DECISIONS_KEPT)
         self._sequence = itertools.count(1)
 
     def count(self, **amounts: float) -> None:
@@ -121,16 +120,14 @@ class Ledger:
             refusal=refusal,
         )
         with self._lock:
-            self._decisions.appendleft((decision, tuple(residents), self._clock()))
+            self._decisions.appendleft((decision, tuple(residents)))
 
     def decisions(self) -> tuple[Decision, ...]:
         """The last decisions, newest first."""
         with self._lock:
             kept = list(self._decisions)
         # Most decisions are never asked for, so their candidates are spelled out only here.
-        return tuple(
-            replace(decision, candidates=_candidates(decision, residents, now)) for decision, residents, now in kept
-        )
+        return tuple(replace(decision, candidates=_candidates(decision, residents)) for decision, residents in kept)
 
     def snapshot(self, on_host: Callable[[Bundle], bool]) -> ResidencySnapshot:
         """Everything at one moment; `on_host` tells whether a bundle has a host copy."""
@@ -144,13 +141,13 @@ class Ledger:
         return ResidencySnapshot(models=models, **asdict(counters))
 
 
-def _candidates(decision: Decision, residents: tuple[Resident, ...], now: float) -> tuple[Candidate, ...]:
+def _candidates(decision: Decision, residents: tuple[Resident, ...]) -> tuple[Candidate, ...]:
     gone = set(decision.evicted)
     return tuple(
         Candidate(
             model=resident.model,
             nbytes=resident.nbytes,
-            priority=value_at(resident.key, now),
+            priority=math.exp2(resident.key),
             queued=resident.queued,
             chosen=resident.excluded is Excluded.NOT and resident.model in gone,
             excluded=resident.excluded.value,

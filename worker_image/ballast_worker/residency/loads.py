@@ -303,7 +303,6 @@ class Loads:
         weights.unused, model.wanted, model.deferred = model.wanted, False, False
         model.refusal, model.failures, model.retry_at = None, 0, 0.0
         self._no_block.pop(model.name, None)
-        board.order.set(weights.extent, board.value(weights))
         pinned = model.spec.wish is ResidencyWish.DEVICE
         board.memory.pin(weights.extent, pinned=pinned)
         board.tell(lambda: board.listener.loaded(model.name))

@@ -23,7 +23,7 @@ from ballast_worker.residency.demand import Decision, Demand, Readiness, Refusal
 from ballast_worker.residency.ledger import Ledger
 from ballast_worker.residency.loader import Loader
 from ballast_worker.residency.loads import Loads
-from ballast_worker.residency.priority import PriorityOrder
+from ballast_worker.residency.priority import faded
 from ballast_worker.residency.protocol import (
     CompactionMode,
     CompactionResult,
@@ -72,7 +72,7 @@ class ResidencyManager:
         self._store = store
         self._post = post
         self._loader = loader
-        self._ledger = Ledger(clock=clock, wall_clock=wall_clock)
+        self._ledger = Ledger(wall_clock=wall_clock)
         self._board = Board(
             memory=memory,
             demand=demand,
@@ -81,7 +81,6 @@ class ResidencyManager:
             clock=clock,
             models={},
             extents={},
-            order=PriorityOrder(),
             intents=Intents(),
             notices=[],
             tickets=itertools.count(1),
@@ -274,10 +273,9 @@ class ResidencyManager:
         model = self._board.models.get(name)
         if model is None or model.live is None:
             return
-        weights = model.live
-        weights.dispatches += 1
-        weights.last_use = self._board.clock()
-        self._board.order.set(weights.extent, self._board.value(weights))
+        now = self._board.clock()
+        model.uses = 1.0 + faded(model.uses, now - model.last_use)
+        model.last_use = model.live.last_use = now
 
     # Compaction
 

@@ -66,7 +66,6 @@ class Weights:
         evicted: models that went for them.
         moved: bytes that slid for them.
         leases: executions that hold them.
-        dispatches: executions since they were loaded.
         last_use: end of the last execution, or of the load.
         unused: loaded for a request, and nobody has executed from them yet.
         stays_until: end of the minimum residence.
@@ -90,7 +89,6 @@ class Weights:
     moved: int = 0
     told_waiting: bool = False
     leases: int = 0
-    dispatches: int = 0
     last_use: float = 0.0
     unused: bool = False
     stays_until: float = 0.0
@@ -126,6 +124,8 @@ class Model:
         failures: loads that have failed in a row.
         retry_at: no load before this time.
         evictions: how often it left the device to make room.
+        uses: executions, on the device now or before, each faded up to the last one (see `priority.faded`).
+        last_use: end of the last execution, on the monotonic clock.
     """
 
     spec: ResidentModel
@@ -144,6 +144,8 @@ class Model:
     failures: int = 0
     retry_at: float = 0.0
     evictions: int = 0
+    uses: float = 0.0
+    last_use: float = 0.0
 
     @property
     def name(self) -> str:
