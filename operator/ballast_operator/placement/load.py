@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker while models are put on it: what it has, what one more model would make of it, and why a model does not go there."""
+"""A worker while models are put on it: what it has, what one more or one less model makes of it, and what it lacks."""
 
 from __future__ import annotations
 
@@ -8,70 +8,98 @@ from typing import Final
 from ballast_contract import quantities
 from ballast_operator.placement.model import ModelDemand, WorkerCapacity, WorkerLoad
 
-_DIGITS: Final = 9
+DIGITS: Final = 9
 """Loads are compared after rounding, so that float residue breaks no ties."""
 
 
 class Load:
-    """Running sums of one worker. Bytes; compute in device seconds per second."""
+    """Running sums of one worker. Bytes; compute in device seconds per second.
+
+    A score is the larger of compute and memory, both relative to what an even spread over the pool would give where that
+    is above 1: in a pool whose models do not all fit, or that is asked for more than it can compute, the other of the two
+    still counts.
+
+    Args:
+        worker: The worker.
+        index: Its place among the workers by name; breaks ties.
+        mean_compute: Device seconds per second of all models, over the number of workers.
+        mean_memory: Weights and code of all copies over the capacity of all workers.
+    """
 
     __slots__ = (
         "capacity",
         "code",
         "compute",
+        "compute_unit",
         "held",
         "index",
         "largest",
+        "memory_unit",
         "models",
         "name",
         "node",
         "pinned",
-        "swapped",
+        "score",
     )
 
-    def __init__(self, worker: WorkerCapacity, index: int) -> None:
+    def __init__(self, worker: WorkerCapacity, index: int, *, mean_compute: float, mean_memory: float) -> None:
         self.name = worker.name
         self.node = worker.node
         self.index = index
         self.capacity = worker.capacity_bytes if worker.capacity_bytes and worker.capacity_bytes > 0 else None
+        self.compute_unit = 1 / max(1.0, mean_compute)
+        self.memory_unit = 0.0 if self.capacity is None else 1 / (self.capacity * max(1.0, mean_memory))
         self.compute = 0.0
         self.pinned = 0
-        self.swapped = 0
         self.largest = 0
         self.code = 0
         self.held = 0
-        self.models = 0
+        self.score = 0.0
+        self.models: dict[str, tuple[ModelDemand, float]] = {}
+        """What is here, by name, with the compute that each brings."""
 
-    def needed(self, model: ModelDemand) -> int:
-        """Bytes that have to be on the device at once with the model here."""
-        fixed = self.pinned + self.code + model.code_bytes
+    def needed(self, model: ModelDemand, *, without: ModelDemand | None = None) -> int:
+        """Bytes that have to be on the device at once with the model here, and another one not."""
+        fixed, largest = self.pinned + self.code + model.code_bytes, self.largest
+        if without is not None:
+            fixed -= without.code_bytes + (without.weights_bytes if without.pinned else 0)
+            if not without.pinned and without.weights_bytes == largest:
+                largest = self._largest(without.name)
         if model.pinned:
-            return fixed + model.weights_bytes + self.largest
-        return fixed + max(self.largest, model.weights_bytes)
+            return fixed + model.weights_bytes + largest
+        return fixed + max(largest, model.weights_bytes)
 
-    def total(self, model: ModelDemand) -> int:
-        """Bytes of everything with the model here."""
-        return self.held + model.code_bytes + model.weights_bytes
-
-    def feasible(self, model: ModelDemand) -> bool:
-        """Whether the model can be served here at all."""
-        return self.capacity is None or self.needed(model) <= self.capacity
+    def feasible(self, model: ModelDemand, *, without: ModelDemand | None = None) -> bool:
+        """Whether the model can be served here at all, once another one is gone."""
+        return self.capacity is None or self.needed(model, without=without) <= self.capacity
 
     def fits(self, model: ModelDemand) -> bool:
         """Whether everything would be on the device at once with the model here."""
         return self.capacity is None or self.held + model.code_bytes + model.weights_bytes <= self.capacity
 
-    def memory(self, model: ModelDemand) -> float:
-        """Share of the capacity that everything takes with the model here; 0.0 while the capacity is not known."""
-        return self.total(model) / self.capacity if self.capacity is not None else 0.0
+    @property
+    def crowded(self) -> bool:
+        """Whether what is here does not fit on the device at once."""
+        return self.capacity is not None and self.held > self.capacity
 
-    def score(self, model: ModelDemand, share: float) -> float:
-        """The larger of compute and memory with the model here."""
-        compute = self.compute + share
-        if self.capacity is None:
-            return round(compute, _DIGITS)
-        memory = (self.held + model.code_bytes + model.weights_bytes) / self.capacity
-        return round(max(compute, memory), _DIGITS)
+    def with_change(self, compute: float, held: int) -> float:
+        """The score with so much more compute and so many more bytes; either may be negative."""
+        return round(max((self.compute + compute) * self.compute_unit, (self.held + held) * self.memory_unit), DIGITS)
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether memory makes the score."""
+        return self.held * self.memory_unit > self.compute * self.compute_unit
+
+    @property
+    def by_compute(self) -> tuple[float, int, int]:
+        """The key by which workers are ordered by compute."""
+        return round(self.compute * self.compute_unit, DIGITS), 0, self.index
+
+    @property
+    def by_memory(self) -> tuple[float, int, int]:
+        """The key by which workers are ordered by memory in use."""
+        return round(self.held * self.memory_unit, DIGITS), self.unweighed, self.index
 
     @property
     def unweighed(self) -> int:
@@ -84,33 +112,55 @@ class Load:
 
     def add(self, model: ModelDemand, share: float) -> None:
         """Put the model here."""
+        self.models[model.name] = model, share
         self.compute += share
         self.code += model.code_bytes
         self.held += model.code_bytes + model.weights_bytes
-        self.models += 1
         if model.pinned:
             self.pinned += model.weights_bytes
         else:
-            self.swapped += model.weights_bytes
             self.largest = max(self.largest, model.weights_bytes)
+        self.score = self.with_change(0.0, 0)
+
+    def remove(self, model: ModelDemand) -> None:
+        """Take the model away."""
+        _, share = self.models.pop(model.name)
+        self.compute -= share
+        self.code -= model.code_bytes
+        self.held -= model.code_bytes + model.weights_bytes
+        if model.pinned:
+            self.pinned -= model.weights_bytes
+        elif model.weights_bytes == self.largest:
+            self.largest = self._largest()
+        self.score = self.with_change(0.0, 0)
+
+    def _largest(self, without: str = "") -> int:
+        here = (model for model, _ in self.models.values() if not model.pinned and model.name != without)
+        return max((model.weights_bytes for model in here), default=0)
 
     def report(self) -> WorkerLoad:
         """The sums as an answer."""
         return WorkerLoad(
             capacity_bytes=self.capacity,
+            score=self.score,
             compute=self.compute,
             pinned_bytes=self.pinned,
-            swapped_bytes=self.swapped,
+            swapped_bytes=self.held - self.pinned - self.code,
             largest_swapped_bytes=self.largest,
             code_bytes=self.code,
-            models=self.models,
+            models=len(self.models),
         )
+
+
+def size(model: ModelDemand) -> int:
+    """Bytes of one copy: weights and code."""
+    return model.weights_bytes + model.code_bytes
 
 
 def crowding(model: ModelDemand, load: Load) -> str:
     """That a model is swapped on a worker, because not all of its models fit at once."""
     return (
-        f"{model.called} is swapped on '{load.name}', where {quantities.human(load.total(model))} of weights and code "
+        f"{model.called} is swapped on '{load.name}', where {quantities.human(load.held)} of weights and code "
         f"share {quantities.human(load.capacity or 0)} of device memory"
     )
 

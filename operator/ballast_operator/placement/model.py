@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -58,6 +59,30 @@ class WorkerCapacity:
     holds: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class MovePrice:
+    """What it costs to bring a model to a worker, and how long a better place has to pay for it.
+
+    Args:
+        warm_bytes_per_second: Measured rate of loads from a host copy; None while not measured, which makes moves free.
+        cold_bytes_per_second: Measured rate of loads that read the bundle first; None: as warm ones.
+        horizon_seconds: Wall seconds until models are placed again; infinite while nobody calls.
+    """
+
+    warm_bytes_per_second: float | None = None
+    cold_bytes_per_second: float | None = None
+    horizon_seconds: float = math.inf
+
+    def seconds(self, nbytes: int, *, warm: bool) -> float:
+        """Seconds for which the load of so many bytes keeps a link busy."""
+        rate = self.warm_bytes_per_second if warm else self.cold_bytes_per_second or self.warm_bytes_per_second
+        return nbytes / rate if rate else 0.0
+
+    def pays(self, gain: float, seconds: float) -> bool:
+        """Whether so much less load on the busier worker makes up for loads of so many seconds."""
+        return gain * self.horizon_seconds >= seconds
+
+
 class Affinity(StrEnum):
     """Why a worker is a cheap choice for a model, best first."""
 
@@ -68,30 +93,8 @@ class Affinity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A worker as it stood when a model was placed; the loads are those with the model on it.
-
-    Args:
-        compute: Device seconds per second.
-        memory: All weights and code over capacity; 0.0 where the capacity is not known.
-        score: The larger of both; the smallest wins.
-        fits: Everything on it would be on the device at once.
-        feasible: Pinned weights, code and the largest swapped model fit together; without that nothing is placed there.
-    """
-
-    worker: str
-    score: float
-    compute: float
-    memory: float
-    fits: bool
-    feasible: bool
-    affinity: Affinity
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ModelPlacement:
-    """Where one model goes, and why.
+    """Where one model goes.
 
     Args:
         workers: Sorted by name, each once; empty where it is refused or wants no copy.
@@ -100,7 +103,6 @@ class ModelPlacement:
         oversubscribed: A chosen worker holds more than fits on its device at once; what is not pinned there is swapped.
         reason: None when every wanted copy has a worker.
         message: What, value, limit and remedy; empty without a reason.
-        candidates: The chosen workers and the best of the others, best first.
     """
 
     workers: tuple[str, ...]
@@ -109,7 +111,6 @@ class ModelPlacement:
     oversubscribed: bool = False
     reason: Reason | None = None
     message: str = ""
-    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +118,13 @@ class WorkerLoad:
     """What one worker has after the pack.
 
     Args:
+        score: The larger of compute and memory, each relative to the pool's average where that is above 1.
         swapped_bytes: Weights of all models on it that are not pinned.
         largest_swapped_bytes: The largest of them, which has to find room beside what is pinned.
     """
 
     capacity_bytes: int | None
+    score: float
     compute: float
     pinned_bytes: int
     swapped_bytes: int
@@ -130,10 +133,14 @@ class WorkerLoad:
     models: int
 
     @property
+    def held_bytes(self) -> int:
+        """Weights and code of everything on it."""
+        return self.pinned_bytes + self.swapped_bytes + self.code_bytes
+
+    @property
     def oversubscribed(self) -> bool:
         """Whether its models do not all fit on the device at once."""
-        total = self.pinned_bytes + self.swapped_bytes + self.code_bytes
-        return self.capacity_bytes is not None and total > self.capacity_bytes
+        return self.capacity_bytes is not None and self.held_bytes > self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +161,8 @@ class Packing:
     def assignments(self) -> dict[str, tuple[str, ...]]:
         """Workers by model, models without any left out: the `previous` of the next pack."""
         return {name: placement.workers for name, placement in self.placements.items() if placement.workers}
+
+    @property
+    def peak(self) -> float:
+        """The score of the most loaded worker; 0.0 without workers."""
+        return max((load.score for load in self.loads.values()), default=0.0)

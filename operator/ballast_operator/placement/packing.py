@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models to workers: the longest processing time first rule, with memory beside compute and with incumbents.
+"""Models to workers: the longest processing time first rule for what is new, and moves for what is not, where they pay.
 
 Longest processing time first is Graham's greedy bound for makespan (R. L. Graham, Bounds on multiprocessing timing anomalies,
 SIAM J. Appl. Math. 17, 1969): the model that needs most goes next, to the worker that it loads least. Here the load is the
-larger of compute and memory, and a worker that already serves the model keeps it unless another is better by more than the
-hysteresis. A pack of its own result changes nothing.
+larger of compute and memory. Models that have workers keep them; a local search then moves what relieves the busier of two
+workers by more than the hysteresis. A pack of its own result changes nothing.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from ballast_contract.reasons import Reason
-from ballast_operator.placement.load import Load, crowding, shortage
-from ballast_operator.placement.model import Affinity, Candidate, ModelDemand, ModelPlacement, Packing, WorkerCapacity
+from ballast_operator.placement.board import Board
+from ballast_operator.placement.improving import Search
+from ballast_operator.placement.load import crowding, shortage, size
+from ballast_operator.placement.model import Affinity, ModelDemand, ModelPlacement, MovePrice, Packing, WorkerCapacity
 
-RUNNERS_UP: Final = 3
-"""Workers that were not chosen and are kept in an answer's candidates."""
-
-_RANKS: Final = tuple(Affinity)
-_Scored = tuple[float, int, int]
-"""Score and index of a worker; workers are sorted by name, so the index breaks ties as the name would."""
+_FREE: Final = MovePrice()
 
 
 def pack(
@@ -34,204 +30,196 @@ def pack(
     hysteresis_percent: int = 10,
     mode: Literal["packed", "all"] = "packed",
     settled: bool = False,
+    price: MovePrice = _FREE,
 ) -> Packing:
     """Assign models to workers; the answer depends on nothing but the arguments, in any order.
 
     A worker is feasible for a model when pinned weights, code and the largest swapped model fit together; nothing is placed
     elsewhere. Among the feasible ones those that can hold everything at once come first; models for which there are too few
-    of these are placed last and marked oversubscribed. Models that need much room of their own go before the others, the
-    largest first: pinned ones, and those larger than half the largest worker. The others follow by utilization.
+    of these are placed last and marked oversubscribed. The order is falling utilization, falling bytes, name. Where that
+    order leaves something without a worker, everything is placed anew with what needs much room of its own first; where the
+    moves end above what placing anew reaches by more than the hysteresis, that is taken.
 
     Args:
         models: At most one of each name.
         workers: At most one of each name; only those that can take models.
         previous: Workers of each model before; workers that are gone are passed over.
-        hysteresis_percent: By how much another worker must be better before a model leaves one that serves or holds it.
+        hysteresis_percent: By how much the busier of two workers must be relieved before a model that serves moves.
         mode: `all` puts every model with at least one replica on every worker.
-        settled: Models that have all their copies stay; only the others are placed. For a new model between two repacks.
+        settled: Models that have their copies stay, unless another would find no room: for new models between two repacks.
+        price: What a move costs and how long it has to pay.
     """
-    attempt = _Attempt(workers, previous, hysteresis_percent=hysteresis_percent, everywhere=mode == "all")
-    attempt.run(sorted(models, key=_order(workers)), settled=settled)
-    return attempt.result()
+    if not workers:
+        return _waiting(models, previous)
+    tolerance = 1 + hysteresis_percent / 100
+
+    def board(before: Mapping[str, tuple[str, ...]]) -> Board:
+        return Board(models, workers, before, everywhere=mode == "all")
+
+    best = board(previous)
+    _keep(best)
+    _place(best, sorted(models, key=_by_demand), tolerance=tolerance)
+    if not settled:
+        _improve(best, tolerance=tolerance, price=price)
+    while _left_out(best) or not (settled or _good(best, tolerance)):
+        other = board(best.assignments())
+        order = _by_room(workers) if _left_out(best) or _needlessly_crowded(best) else _by_demand
+        _place(other, sorted(models, key=order), tolerance=tolerance)
+        _improve(other, tolerance=tolerance, price=price)
+        if not _better(other, best, tolerance=tolerance, price=price):
+            break
+        best = other
+    return _answer(best, previous)
 
 
-def _order(workers: Sequence[WorkerCapacity]) -> Callable[[ModelDemand], tuple[float | str, ...]]:
+def _by_demand(model: ModelDemand) -> tuple[float, float, str]:
+    return -model.utilization, -model.weights_bytes, model.name
+
+
+def _by_room(workers: Sequence[WorkerCapacity]) -> Callable[[ModelDemand], tuple[float | str, ...]]:
+    """Pinned models, and those larger than half the largest worker, before the others, largest first."""
     half = max((worker.capacity_bytes or 0 for worker in workers), default=0) / 2 or math.inf
 
     def key(model: ModelDemand) -> tuple[float | str, ...]:
-        if model.pinned or model.weights_bytes + model.code_bytes > half:
+        if model.pinned or size(model) > half:
             return (0, -model.weights_bytes, -model.utilization, model.name)
-        return (1, -model.utilization, -model.weights_bytes, model.name)
+        return (1, *_by_demand(model))
 
     return key
 
 
-class _Attempt:
-    """One pass over the models in one order."""
+def _keep(board: Board) -> None:
+    """Leave every copy where it is, as far as it may stay there; of too many those on the first workers."""
+    for model in sorted(board.models.values(), key=lambda model: (not model.pinned, *_by_demand(model))):
+        share, wanted = board.share(model), board.wanted[model.name]
+        for index in board.incumbents.get(model.name, ())[:wanted]:
+            if board.loads[index].feasible(model):
+                board.put(model, board.loads[index], share)
 
-    def __init__(
-        self,
-        workers: Sequence[WorkerCapacity],
-        previous: Mapping[str, tuple[str, ...]],
-        *,
-        hysteresis_percent: int,
-        everywhere: bool,
-    ) -> None:
-        self._loads = [Load(worker, index) for index, worker in enumerate(sorted(workers, key=lambda w: w.name))]
-        self._by_name = {load.name: load for load in self._loads}
-        self._previous = previous
-        self._tolerance = 1 + hysteresis_percent / 100
-        self._everywhere = everywhere
-        self._placements: dict[str, ModelPlacement] = {}
-        self._holders: dict[str, list[Load]] = {}
-        self._neighbours: dict[str, list[Load]] = {}
-        for worker in workers:
-            load = self._by_name[worker.name]
-            self._neighbours.setdefault(load.node, []).append(load)
-            for model in worker.holds:
-                self._holders.setdefault(model, []).append(load)
 
-    def run(self, ordered: Iterable[ModelDemand], *, settled: bool) -> None:
-        waiting = list(ordered)
-        if settled:
-            waiting = [model for model in waiting if not self._keep(model)]
-        for model in [model for model in waiting if not self._place(model, must_fit=True)]:
-            self._place(model, must_fit=False)
+def _place(board: Board, ordered: Sequence[ModelDemand], *, tolerance: float) -> None:
+    """Give each copy that has no worker one: first those that find a worker with room for everything, then the others."""
+    for whole in (True, False):
+        for model in ordered:
+            for _ in range(board.lacking(model)):
+                load = board.choose(model, tolerance=tolerance, whole=whole)
+                if load is None:
+                    break
+                board.put(model, load, board.share(model))
 
-    def result(self) -> Packing:
-        placements = dict(sorted(self._placements.items()))
-        now = {name: set(placement.workers) for name, placement in placements.items() if placement.workers}
-        before = {name: set(workers) for name, workers in self._previous.items() if workers}
-        differing = {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
-        changed = {worker for name in differing for worker in now.get(name, set()) ^ before.get(name, set())}
-        return Packing(
-            placements=placements,
-            loads={load.name: load.report() for load in self._loads},
-            moved=tuple(sorted(differing & now.keys() & before.keys())),
-            changed_workers=tuple(sorted(changed)),
+
+def _improve(board: Board, *, tolerance: float, price: MovePrice) -> None:
+    """Search, and use the room that the steps have made for what had none, until neither changes anything."""
+    ordered = sorted(board.models.values(), key=_by_demand)
+    search = Search(board, tolerance=tolerance, price=price)
+    lacking = -1
+    while lacking != (left := sum(map(board.lacking, ordered))):
+        lacking = left
+        _share_out(board)
+        search.run()
+        if lacking:
+            _place(board, ordered, tolerance=tolerance)
+
+
+def _share_out(board: Board) -> None:
+    """The copies that there are bear what the missing ones would."""
+    for name, here in board.placed.items():
+        model = board.models[name]
+        if here and board.lacking(model):
+            share = model.utilization / len(here)
+            for load in [board.loads[index] for index in here]:
+                board.take(model, load)
+                board.put(model, load, share)
+
+
+def _left_out(board: Board) -> int:
+    """Copies without a worker that an empty one could take."""
+    largest = max((math.inf if load.capacity is None else load.capacity for load in board.loads), default=0)
+    return sum(board.lacking(model) for model in board.models.values() if size(model) <= largest)
+
+
+def _needlessly_crowded(board: Board) -> int:
+    """Crowded workers of a pool whose models might all fit."""
+    return sum(load.crowded for load in board.loads) if board.mean_memory <= 1 else 0
+
+
+def _peak(board: Board) -> float:
+    return max(load.score for load in board.loads)
+
+
+def _good(board: Board, tolerance: float) -> bool:
+    """Whether no assignment can be better than this one by more than the tolerance."""
+    return not _needlessly_crowded(board) and _peak(board) <= tolerance * board.least_peak
+
+
+def _better(other: Board, best: Board, *, tolerance: float, price: MovePrice) -> bool:
+    """Whether an assignment that was made anew is worth it.
+
+    It gives more copies a worker, or crowds no worker any more, or relieves the most loaded one by more than the tolerance
+    and pays for its loads.
+    """
+    if (left := _left_out(other)) != _left_out(best):
+        return left < _left_out(best)
+    if _needlessly_crowded(other) != _needlessly_crowded(best):
+        return _needlessly_crowded(other) == 0
+    if _peak(other) * tolerance >= _peak(best):
+        return False
+    seconds = [
+        sum(
+            price.seconds(model.weights_bytes, warm=best.affinity(name, load) is not Affinity.NONE)
+            for name, (model, _) in load.models.items()
+            if load.index not in best.placed[name]
         )
-
-    def _wanted(self, model: ModelDemand) -> int:
-        if model.replicas <= 0:
-            return 0
-        everywhere = self._everywhere or model.all_workers
-        return len(self._loads) if everywhere else min(model.replicas, len(self._loads))
-
-    def _keep(self, model: ModelDemand) -> bool:
-        """Leave a model where it is; False when it lacks a copy, has one too many, or does not fit any more."""
-        chosen = [self._by_name[name] for name in self._previous.get(model.name, ()) if name in self._by_name]
-        wanted = self._wanted(model)
-        if not chosen or len(chosen) != wanted or not all(load.feasible(model) for load in chosen):
-            return False
-        self._settle(model, chosen, [], wanted)
-        return True
-
-    def _place(self, model: ModelDemand, *, must_fit: bool) -> bool:
-        """Put a model on its workers, or refuse it; False when it is to wait for those that fit."""
-        wanted = self._wanted(model)
-        if wanted == 0:
-            self._placements[model.name] = _nothing(model)
-            return True
-        fitting = [load for load in self._loads if load.fits(model)]
-        if len(fitting) < wanted and must_fit:
-            return False
-        crowded = (
-            [load for load in self._loads if not load.fits(model) and load.feasible(model)]
-            if len(fitting) < wanted
-            else []
-        )
-        count = min(wanted, len(fitting) + len(crowded))
-        share = model.utilization / max(1, count)
-        chosen, others = self._best(model, fitting, count, share=share)
-        if len(chosen) < count:
-            more, others = self._best(model, crowded, count - len(chosen), share=share)
-            chosen += more
-        self._settle(model, chosen, others if count else self._loads[:RUNNERS_UP], wanted)
-        return True
-
-    def _best(
-        self, model: ModelDemand, loads: list[Load], count: int, *, share: float
-    ) -> tuple[list[Load], list[Load]]:
-        """Up to `count` workers, one by one: an incumbent within the tolerance of the best score, else the best score.
-
-        Returns:
-            The chosen, and the best of the others.
-        """
-        scored: list[_Scored] = [(load.score(model, share), load.unweighed, load.index) for load in loads]
-        ranks = self._ranks(model.name)
-        incumbents = (
-            sorted((ranks[index], score, index) for score, _, index in scored if index in ranks) if ranks else []
-        )
-        heapq.heapify(scored)
-        chosen: dict[int, None] = {}
-        while scored and len(chosen) < count:
-            score, _, best = scored[0]
-            if best in chosen:
-                heapq.heappop(scored)
-                continue
-            limit = score * self._tolerance
-            near = (index for _, score, index in incumbents if score <= limit and index not in chosen)
-            chosen[next(near, best)] = None
-        others = [index for _, _, index in heapq.nsmallest(RUNNERS_UP + len(chosen), scored) if index not in chosen]
-        return [self._loads[index] for index in chosen], [self._loads[index] for index in others[:RUNNERS_UP]]
-
-    def _ranks(self, model: str) -> dict[int, int]:
-        """Workers that are a cheap choice for a model, by index, with the place of their affinity."""
-        ranks: dict[int, int] = {}
-        holders = self._holders.get(model, ())
-        for load in (near for holder in holders if holder.node for near in self._neighbours[holder.node]):
-            ranks[load.index] = _RANKS.index(Affinity.NODE_HOLDS)
-        for load in holders:
-            ranks[load.index] = _RANKS.index(Affinity.HOLDS)
-        for name in self._previous.get(model, ()):
-            if name in self._by_name:
-                ranks[self._by_name[name].index] = _RANKS.index(Affinity.SERVES)
-        return ranks
-
-    def _settle(self, model: ModelDemand, chosen: list[Load], others: list[Load], wanted: int) -> None:
-        """Record a placement with what led to it, then count the model on its workers."""
-        share = model.utilization / len(chosen) if chosen else 0.0
-        missing = wanted - len(chosen)
-        crowded = next((load for load in chosen if not load.fits(model)), None)
-        if missing:
-            message = shortage(model, self._infeasible(model), placed=len(chosen), wanted=wanted)
-        else:
-            message = crowding(model, crowded) if crowded else ""
-        ranks = self._ranks(model.name)
-        self._placements[model.name] = ModelPlacement(
-            workers=tuple(sorted(load.name for load in chosen)),
-            wanted=wanted,
-            share=share,
-            oversubscribed=crowded is not None,
-            reason=Reason.INSUFFICIENT_DEVICE_MEMORY if missing else None,
-            message=message,
-            candidates=tuple(
-                Candidate(
-                    worker=load.name,
-                    score=load.score(model, share),
-                    compute=load.compute + share,
-                    memory=load.memory(model),
-                    fits=load.fits(model),
-                    feasible=load.feasible(model),
-                    affinity=_RANKS[ranks.get(load.index, -1)],
-                    chosen=number < len(chosen),
-                )
-                for number, load in enumerate((*chosen, *others))
-            ),
-        )
-        for load in chosen:
-            load.add(model, share)
-
-    def _infeasible(self, model: ModelDemand) -> list[Load]:
-        return [load for load in self._loads if not load.feasible(model)]
+        for load in other.loads
+    ]
+    return price.pays(_peak(best) - _peak(other), sum(seconds))
 
 
-def _nothing(model: ModelDemand) -> ModelPlacement:
-    if model.replicas <= 0:
-        return ModelPlacement(workers=(), wanted=0)
+def _answer(board: Board, previous: Mapping[str, tuple[str, ...]]) -> Packing:
+    placements = {name: _placement(board, board.models[name]) for name in sorted(board.models)}
+    now = {name: set(workers) for name, workers in board.assignments().items()}
+    before = {name: set(workers) for name, workers in previous.items() if workers}
+    differing = {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
+    changed = {worker for name in differing for worker in now.get(name, set()) ^ before.get(name, set())}
+    return Packing(
+        placements=placements,
+        loads={load.name: load.report() for load in board.loads},
+        moved=tuple(sorted(differing & now.keys() & before.keys())),
+        changed_workers=tuple(sorted(changed)),
+    )
+
+
+def _placement(board: Board, model: ModelDemand) -> ModelPlacement:
+    chosen = [board.loads[index] for index in board.placed[model.name]]
+    wanted, missing = board.wanted[model.name], board.lacking(model)
+    crowded = None if model.pinned else next((load for load in chosen if load.crowded), None)
+    if missing:
+        others = [load for load in board.loads if model.name not in load.models]
+        message = shortage(model, others, placed=len(chosen), wanted=wanted)
+    else:
+        message = crowding(model, crowded) if crowded else ""
     return ModelPlacement(
-        workers=(),
-        wanted=0,
-        reason=Reason.WORKERS_STARTING,
-        message=f"{model.called} waits: the pool has no worker that can take models",
+        workers=tuple(load.name for load in chosen),
+        wanted=wanted,
+        share=model.utilization / len(chosen) if chosen else 0.0,
+        oversubscribed=crowded is not None,
+        reason=Reason.INSUFFICIENT_DEVICE_MEMORY if missing else None,
+        message=message,
+    )
+
+
+def _waiting(models: Sequence[ModelDemand], previous: Mapping[str, tuple[str, ...]]) -> Packing:
+    """The answer where no worker can take models."""
+
+    def placement(model: ModelDemand) -> ModelPlacement:
+        if model.replicas <= 0:
+            return ModelPlacement(workers=(), wanted=0)
+        message = f"{model.called} waits: the pool has no worker that can take models"
+        return ModelPlacement(workers=(), wanted=0, reason=Reason.WORKERS_STARTING, message=message)
+
+    return Packing(
+        placements={model.name: placement(model) for model in sorted(models, key=lambda model: model.name)},
+        loads={},
+        moved=(),
+        changed_workers=tuple(sorted({worker for workers in previous.values() for worker in workers})),
     )

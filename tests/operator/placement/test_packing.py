@@ -8,8 +8,9 @@ import random
 import pytest
 
 from ballast_contract.reasons import Reason
-from ballast_operator.placement.model import Affinity, ModelDemand, WorkerCapacity
-from ballast_operator.placement.packing import RUNNERS_UP, pack
+from ballast_operator.placement.model import ModelDemand, MovePrice, WorkerCapacity
+from ballast_operator.placement.packing import pack
+from benchmarks.placement_policies import plain_lpt
 
 GB = 10**9
 
@@ -66,7 +67,7 @@ def test_memory_counts_beside_compute():
         ModelDemand("c", 9 * GB, utilization=0.1),
     ]
     assert placed(pack(demands, workers(2, None), {}))["c"] == ("w1",)
-    assert placed(pack(demands, workers(2, 10 * GB), {})) == {"a": ("w1",), "b": ("w0",), "c": ("w1",)}
+    assert placed(pack(demands, workers(2, 10 * GB), {})) == {"a": ("w0",), "b": ("w1",), "c": ("w0",)}
 
 
 @pytest.mark.parametrize("capacity", [None, 0, 1000 * GB])
@@ -116,13 +117,7 @@ def test_a_worker_that_holds_a_copy_wins_a_tie_and_its_node_comes_next():
     ]
     both = [ModelDemand("m", 1, replicas=2)]
     assert placed(pack(models(m=0.0), fleet, {})) == {"m": ("w2",)}
-    packing = pack(both, fleet, {})
-    assert placed(packing) == {"m": ("w1", "w2")}
-    assert [c.affinity for c in packing.placements["m"].candidates] == [
-        Affinity.HOLDS,
-        Affinity.NODE_HOLDS,
-        Affinity.NONE,
-    ]
+    assert placed(pack(both, fleet, {})) == {"m": ("w1", "w2")}
 
 
 def test_a_model_that_fits_elsewhere_does_not_crowd_a_worker():
@@ -236,13 +231,6 @@ def test_workers_of_a_dropped_model_have_changed():
     assert packing.moved == ()
 
 
-def test_an_answer_explains_itself():
-    candidates = pack(models(a=0.5, b=0.4), workers(8), {}).placements["b"].candidates
-    assert [c.worker for c in candidates] == ["w1", "w2", "w3", "w4"]
-    assert [c.chosen for c in candidates] == [True] + [False] * RUNNERS_UP
-    assert candidates[0].score == pytest.approx(0.4)
-
-
 def test_the_order_of_the_arguments_does_not_matter():
     rng = random.Random(7)
     demands = [ModelDemand(f"m{n}", rng.randrange(9 * GB), utilization=rng.random()) for n in range(40)]
@@ -257,3 +245,170 @@ def test_the_order_of_the_arguments_does_not_matter():
 def test_idle_models_spread_over_workers_whose_memory_is_not_known_yet():
     demands = [ModelDemand(name, size * GB) for name, size in (("a", 3), ("b", 2), ("c", 1))]
     assert placed(pack(demands, workers(2, None), {})) == {"a": ("w0",), "b": ("w1",), "c": ("w1",)}
+
+
+def five(before=None):
+    demands = models(a=0.3, b=0.3, c=0.2, d=0.2, e=0.2)
+    return pack(demands, workers(2), before or {})
+
+
+def test_an_exchange_repairs_what_the_greedy_rule_overloads():
+    assert [round(load.compute, 9) for load in five().loads.values()] == [0.6, 0.6]
+
+
+def test_a_repack_exchanges_models_where_no_single_move_helps():
+    packing = five({"a": ("w0",), "b": ("w1",), "c": ("w0",), "d": ("w1",), "e": ("w0",)})
+    assert packing.peak == pytest.approx(0.6)
+    assert len(packing.moved) <= 3
+
+
+def test_a_move_has_to_pay_for_its_load():
+    demands = [ModelDemand("hot", GB, utilization=0.7), ModelDemand("a", 10 * GB, utilization=0.3)]
+    before = {"hot": ("w1",), "a": ("w1",)}
+    rate = 10 * GB  # the load of either takes a tenth of a second to a second
+    patient = MovePrice(warm_bytes_per_second=rate, horizon_seconds=100.0)
+    hasty = MovePrice(warm_bytes_per_second=rate, horizon_seconds=0.1)
+    assert placed(pack(demands, workers(2), before, price=patient)) == {"hot": ("w0",), "a": ("w1",)}
+    assert pack(demands, workers(2), before, price=hasty).moved == ()
+
+
+def test_a_worker_with_a_copy_in_host_memory_makes_a_move_cheap():
+    demands = [*models(hot=0.7), ModelDemand("a", 10 * GB, utilization=0.3)]
+    before = {"hot": ("w1",), "a": ("w1",)}
+    price = MovePrice(warm_bytes_per_second=10 * GB, cold_bytes_per_second=GB / 10, horizon_seconds=10.0)
+    pinned = [ModelDemand("hot", 10 * GB, utilization=0.7), demands[1]]
+    cold = workers(2)
+    warm = [WorkerCapacity("w0", holds=frozenset({"a"})), WorkerCapacity("w1")]
+    assert pack(pinned, cold, before, price=price).moved == ()
+    assert pack(pinned, warm, before, price=price).moved == ("a",)
+
+
+def test_models_that_are_not_placed_yet_cost_nothing_to_place_well():
+    demands = [ModelDemand(name, 10 * GB, utilization=u) for name, u in (("a", 0.3), ("b", 0.3), ("c", 0.2))]
+    dear = MovePrice(warm_bytes_per_second=1.0, horizon_seconds=1.0)
+    assert pack(demands, workers(3), {}, price=dear).assignments == pack(demands, workers(3), {}).assignments
+
+
+def test_a_repack_moves_fewer_models_than_placing_anew_would():
+    demands = [ModelDemand(f"m{n}", GB, utilization=0.1) for n in range(12)]
+    before = pack(demands, workers(3), {}).assignments
+    busier = [ModelDemand("m0", GB, utilization=0.3), *demands[1:]]
+    assert len(pack(busier, workers(3), before).moved) <= 2
+
+
+def test_a_worker_that_joins_takes_models_from_the_others():
+    demands = [ModelDemand(f"m{n}", GB, utilization=0.1) for n in range(8)]
+    before = pack(demands, workers(1), {}).assignments
+    packing = pack(demands, workers(2), before)
+    assert [load.models for load in packing.loads.values()] == [4, 4]
+    assert len(packing.moved) == 4
+
+
+def test_a_further_copy_leaves_the_first_where_it_is():
+    packing = pack([ModelDemand("m", GB, utilization=0.4, replicas=2)], workers(3), {"m": ("w2",)})
+    assert placed(packing) == {"m": ("w0", "w2")}
+
+
+def test_a_model_between_two_repacks_makes_others_move_only_where_it_would_find_no_room():
+    small = [ModelDemand("a", 5 * GB, utilization=0.5), ModelDemand("b", 5 * GB, utilization=0.4)]
+    before = {"a": ("w0",), "b": ("w1",)}
+    idle = pack([*small, ModelDemand("idle", GB)], workers(2, 10 * GB), before, settled=True)
+    assert idle.moved == ()
+    pinned = pack([*small, ModelDemand("pinned", 8 * GB, pinned=True)], workers(2, 10 * GB), before, settled=True)
+    assert placed(pinned) == {"a": ("w1",), "b": ("w1",), "pinned": ("w0",)}
+
+
+def test_where_everything_is_swapped_compute_still_decides():
+    """Memory counts against what an even spread gives, so that it does not hide an overloaded device."""
+    demands = [ModelDemand(f"m{n}", 5 * GB, utilization=0.25 if n < 4 else 0.0) for n in range(20)]
+    before = {model.name: (f"w{number // 4 % 2}",) for number, model in enumerate(demands)}
+    packing = pack(demands, workers(2, 10 * GB), before)
+    assert [load.compute for load in packing.loads.values()] == [pytest.approx(0.5)] * 2
+    assert [load.models for load in packing.loads.values()] == [10, 10]
+
+
+def random_pool(seed):
+    """A pool with Zipf demand and sizes over three orders of magnitude, and the same pool with demand reversed."""
+    rng = random.Random(seed)
+    fleet, count = rng.randrange(2, 9), rng.randrange(3, 60)
+    exponent, busy = rng.choice([0.5, 1.0, 1.3]), rng.choice([0.2, 0.6, 0.9])
+    shares = [1 / (rank + 1) ** exponent for rank in range(count)]
+    rng.shuffle(shares)
+    sizes = [int(rng.lognormvariate(21.5, 1.0)) for _ in range(count)]
+    capacity = max(int(sum(sizes) / fleet / rng.choice([0.3, 0.6, 0.9, 2.0])), int(max(sizes) * 1.2))
+    rates = [share / sum(shares) * fleet * busy for share in shares]
+    before, after = (
+        [ModelDemand(f"m{n}", size, utilization=u) for n, (size, u) in enumerate(zip(sizes, order, strict=True))]
+        for order in (rates, rates[::-1])
+    )
+    return before, after, workers(fleet, capacity), max(1.0, sum(sizes) / fleet / capacity)
+
+
+def peak(demands, fleet, assignments, mean_memory):
+    """The largest of compute and memory, memory as a multiple of an even spread."""
+    compute, held = ({worker.name: 0.0 for worker in fleet} for _ in range(2))
+    for model in demands:
+        for name in assignments[model.name]:
+            compute[name] += model.utilization / len(assignments[model.name])
+            held[name] += model.weights_bytes
+    return max(max(compute[w.name], held[w.name] / w.capacity_bytes / mean_memory) for w in fleet)
+
+
+def moved_bytes(demands, before, after):
+    return sum(model.weights_bytes for model in demands if set(before[model.name]) != set(after[model.name]))
+
+
+CORPUS = range(40)
+
+
+def crowded(demands, fleet, assignments, mean_memory):
+    """Workers that hold more than fits, in a pool where everything might fit."""
+    held = {worker.name: 0 for worker in fleet}
+    for model in demands:
+        for name in assignments[model.name]:
+            held[name] += model.weights_bytes
+    return sum(held[worker.name] > worker.capacity_bytes for worker in fleet) if mean_memory == 1 else 0
+
+
+def test_no_first_placement_is_worse_than_the_plain_rule():
+    """It crowds fewer workers, or as many and loads the most loaded one no more."""
+    for seed in CORPUS:
+        demands, _, fleet, mean = random_pool(seed)
+        plain = plain_lpt()(demands, fleet, {}, MovePrice())
+        mine = pack(demands, fleet, {}).assignments
+        fewer = crowded(demands, fleet, mine, mean) < crowded(demands, fleet, plain, mean)
+        assert fewer or peak(demands, fleet, mine, mean) <= peak(demands, fleet, plain, mean) + 1e-9
+
+
+def test_no_repack_is_worse_than_the_plain_rule_and_all_of_them_move_less():
+    ours = theirs = 0
+    for seed in CORPUS:
+        demands, reversed_demands, fleet, mean = random_pool(seed)
+        before = plain_lpt(0)(demands, fleet, {}, MovePrice())
+        plain = plain_lpt(0)(reversed_demands, fleet, before, MovePrice())
+        mine = pack(reversed_demands, fleet, before, hysteresis_percent=0).assignments
+        assert peak(reversed_demands, fleet, mine, mean) <= peak(reversed_demands, fleet, plain, mean) * 1.01
+        ours += moved_bytes(demands, before, mine)
+        theirs += moved_bytes(demands, before, plain)
+    assert ours < theirs
+
+
+def test_a_repack_gives_away_no_more_than_the_hysteresis():
+    for seed in CORPUS:
+        demands, reversed_demands, fleet, mean = random_pool(seed)
+        before = plain_lpt()(demands, fleet, {}, MovePrice())
+        plain = plain_lpt()(reversed_demands, fleet, before, MovePrice())
+        mine = pack(reversed_demands, fleet, before).assignments
+        assert peak(reversed_demands, fleet, mine, mean) <= peak(reversed_demands, fleet, plain, mean) * 1.1
+
+
+def test_the_plain_rule_ignores_pinned_models_and_ours_gives_them_room():
+    demands = [
+        ModelDemand("a", 5 * GB, utilization=0.9),
+        ModelDemand("b", 5 * GB, utilization=0.8),
+        ModelDemand("pinned", 8 * GB, utilization=0.1, pinned=True),
+    ]
+    plain = plain_lpt()(demands, workers(2, 10 * GB), {}, MovePrice())
+    beside = [name for name in "ab" if plain[name] == plain["pinned"]]
+    assert beside  # 5 GB beside 8 GB that never leave: it could not be loaded
+    assert not set(placed(pack(demands, workers(2, 10 * GB), {}))["pinned"]) & {"w1"}

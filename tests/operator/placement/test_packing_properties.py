@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_contract.reasons import Reason
-from ballast_operator.placement.model import ModelDemand, WorkerCapacity
+from ballast_operator.placement.model import ModelDemand, MovePrice, WorkerCapacity
 from ballast_operator.placement.packing import pack
 
 NAMES = [f"m{number}" for number in range(6)]
@@ -130,12 +130,42 @@ def test_settling_moves_no_model_that_has_all_its_copies(models, fleet, before, 
     assert not whole & set(again.moved)
 
 
+def spread(packing):
+    """The loads of a pool from the highest on: lower is better, in the order of lists."""
+    return sorted((load.score for load in packing.loads.values()), reverse=True)
+
+
+ample = st.tuples(*(st.builds(WorkerCapacity, name=st.just(f"w{n}"), capacity_bytes=st.just(400)) for n in range(4)))
+
+
 @examples
-@given(demands, fleets)
-def test_models_that_fit_all_at_once_crowd_no_worker_while_one_has_room(models, fleet):
-    packing = pack(models, fleet, {})
-    for model in models:
-        placement = packing.placements[model.name]
-        if placement.oversubscribed and placement.reason is None:
-            fitting = [c for c in placement.candidates if c.fits]
-            assert len(fitting) < placement.wanted
+@given(demands, demands, ample, hysteresis)
+def test_models_move_only_for_a_better_spread(models, others, fleet, percent):
+    """In a pool with room for everything, a repack either changes nothing for models that have their copies or improves it."""
+    before = pack(models, fleet, {}).assignments
+    stayed = pack(others, fleet, before, hysteresis_percent=percent, settled=True)
+    repacked = pack(others, fleet, stayed.assignments, hysteresis_percent=percent)
+    if repacked.moved:
+        assert spread(repacked) < spread(stayed)
+
+
+@examples
+@given(demands, demands, ample, hysteresis)
+def test_hysteresis_holds(models, others, fleet, percent):
+    """Nothing moves where even the least loaded worker is within the hysteresis of the most loaded one."""
+    before = pack(models, fleet, {}).assignments
+    stayed = pack(others, fleet, before, settled=True)
+    loads = spread(stayed)
+    if loads[0] <= loads[-1] * (1 + percent / 100):
+        assert pack(others, fleet, stayed.assignments, hysteresis_percent=percent).moved == ()
+
+
+@examples
+@given(demands, ample, st.floats(1e-6, 1e-3))
+def test_nothing_moves_that_does_not_pay_for_its_load(models, fleet, horizon):
+    before = {model.name: ("w0",) for model in models}
+    dear = MovePrice(warm_bytes_per_second=1e-6, horizon_seconds=horizon)
+    moved = pack(models, fleet, before, price=dear).moved
+    weightless = {model.name for model in models if model.weights_bytes == 0}
+    wanting = {model.name for model in models if model.replicas != 1 or model.all_workers}
+    assert set(moved) <= weightless | wanting
