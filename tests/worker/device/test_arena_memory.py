@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import jaxlib._jax as jaxlib_private
+import numpy as np
 import pytest
 from helpers.device_models import Weights, check, load
 
@@ -46,6 +47,27 @@ def test_views_are_made_once_per_place() -> None:
     assert first.arrays[0] is second.arrays[0]
     first.release()
     second.release()
+    memory.close()
+
+
+def test_a_model_that_comes_back_to_its_place_has_its_views_again_and_they_see_the_new_bytes() -> None:
+    backend = CpuBackend()
+    memory = ArenaMemory(backend, 1 << 20)
+    first, second = Weights.of_bytes(64 * KIB), Weights.of_bytes(64 * KIB, 7)
+    load(memory, "a", first)
+    with_lease = memory.lease("a")
+    before = with_lease.arrays[0]
+    with_lease.release()
+    memory.release("a")
+    load(memory, "b", Weights.of_bytes(64 * KIB, 3))
+    memory.release("b")
+    memory.place("a", first.layout)
+    memory.fill("a", second.chunks())
+    memory.activate("a")
+    again = memory.lease("a")
+    assert again.arrays[0] is before
+    assert np.asarray(before + 0.0).tolist() == second.array(0).tolist()
+    again.release()
     memory.close()
 
 

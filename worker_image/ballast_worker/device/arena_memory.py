@@ -15,6 +15,7 @@ from ballast_worker.device import compaction
 from ballast_worker.device.arena import Arena
 from ballast_worker.device.backend import Backend, DeviceError, DeviceLostError
 from ballast_worker.device.filling import Filling
+from ballast_worker.device.former_views import FormerViews
 from ballast_worker.device.gate import UploadGate
 from ballast_worker.device.lease import ExtentLease
 from ballast_worker.device.memory import (
@@ -72,6 +73,7 @@ class ArenaMemory:
         self._lock = threading.Lock()
         self._arena = Arena(capacity)
         self._contents: dict[str, _Content] = {}
+        self._former = FormerViews()
         self._lost: DeviceLostError | None = None
         backend.allocate(capacity)
         self._viewer = Viewer(backend.device)
@@ -85,7 +87,8 @@ class ArenaMemory:
             self._contents[key] = _Content(layout)
 
     def fill(self, key: str, chunks: Iterable[Chunk], *, progress: Callable[[int], None] | None = None) -> None:
-        """Copy a model's bytes into its extent, two pieces in flight, and build its views meanwhile.
+        """Copy a model's bytes into its extent, two pieces in flight, and build its views meanwhile, unless it had some at
+        this place before.
 
         When a chunk is asked for, every earlier one has been released but the last: an iterator over a ring of two
         buffers may wait for a free one.
@@ -97,9 +100,15 @@ class ArenaMemory:
             extent = self._arena.extent(key)
             content.running = True
         address = self._backend.address + extent.offset
-        filling = Filling(self._backend, self._gate, extent.offset, content.layout, progress)
+        filling = Filling(self._backend, self._gate, extent.offset, content.layout, progress, self._former.drain)
+        former = self._former.take(key, address, content.layout)
         try:
-            content.views = filling.run(chunks, lambda placed: self._viewer.view(address + placed.offset, placed.spec))
+            built = filling.run(
+                chunks,
+                () if former is not None else content.layout.tensors,
+                lambda placed: self._viewer.view(address + placed.offset, placed.spec),
+            )
+            content.views = former if former is not None else built
             content.filled = True
         finally:
             content.running = False
@@ -116,9 +125,10 @@ class ArenaMemory:
         with self._lock:
             if self._content(key).running:
                 raise DeviceMemoryError(f"'{key}' is being filled: only after `fill` has returned can it be abandoned")
+            offset = self._arena.extent(key).offset
             self._arena.abandon(key)
-            dropped = self._contents.pop(key)
-        del dropped
+            content = self._contents.pop(key)
+        self._forget(key, offset, content)
 
     def lease(self, key: str) -> ExtentLease:
         """The right to execute from an extent; its views are built anew after a move."""
@@ -136,9 +146,10 @@ class ArenaMemory:
     def release(self, key: str) -> int:
         """Ready -> free; returns the bytes freed."""
         with self._lock:
+            offset = self._arena.extent(key).offset
             freed = self._arena.release(key)
-            dropped = self._contents.pop(key)
-        del dropped
+            content = self._contents.pop(key)
+        self._forget(key, offset, content)
         return freed
 
     def pin(self, key: str, *, pinned: bool) -> None:
@@ -187,6 +198,7 @@ class ArenaMemory:
             dropped, self._contents = self._contents, {}
             self._arena = Arena(0)
         del dropped
+        self._former.clear()
         self._backend.close()
 
     def _plan(self, nbytes: int) -> tuple[compaction.Move, ...] | None:
@@ -205,15 +217,18 @@ class ArenaMemory:
         except DeviceError as error:
             self._lost = DeviceLostError(f"a compaction failed half way, the arena's contents are unknown: {error}")
             raise self._lost from error
-        dropped = []
         with self._lock:
             for move in moves:
                 self._arena.relocate(move)
-                content = self._contents[move.key]
-                dropped.append(content.views)
-                content.views = None
-        del dropped
+        for move in moves:
+            content = self._contents[move.key]
+            self._forget(move.key, move.source, content)
+            content.views = None
         return Moves(len(moves), sum(move.nbytes for move in moves), self._clock() - began)
+
+    def _forget(self, key: str, offset: int, content: _Content) -> None:
+        if content.views is not None:
+            self._former.put(key, self._backend.address + offset, content.layout, content.views)
 
     def _content(self, key: str) -> _Content:
         self._arena.extent(key)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, Final
 
-from ballast_worker.bundle.layout import ALIGNMENT, Placed, TensorSpec
+from ballast_worker.bundle.layout import ALIGNMENT, Placed, TensorSpec, numpy_dtype
 
 SUPPORTED_JAXLIB: Final = ">=0.10,<0.12"
 
@@ -86,7 +86,11 @@ class Viewer:
                 f"supported are {', '.join(sorted(_TYPES))}"
             ) from None
         array = _import(self._capsule(address, code, bits, spec.shape), self._device, self._type, self._ordinal)
-        if array.unsafe_buffer_pointer() != address or array.dtype.name != spec.dtype or array.shape != spec.shape:
+        if (
+            array.unsafe_buffer_pointer() != address
+            or array.dtype != numpy_dtype(spec.dtype)
+            or array.shape != spec.shape
+        ):
             raise ViewError(
                 f"tensor '{spec.name}': JAX made {array.dtype.name}{list(array.shape)} at "
                 f"{array.unsafe_buffer_pointer() - address:+d} bytes instead of {spec.dtype}{list(spec.shape)} in place"

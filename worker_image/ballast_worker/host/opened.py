@@ -119,8 +119,9 @@ class OpenedPool:
             HostPoolError: the pool cannot be used any more.
             OSError: the pool's file system failed.
         """
-        may_evict = self.supply.settle()
-        self._segments.forget(self._directory.table.read().segments)
+        table = self._directory.table.read()
+        may_evict = self.supply.settle(table)
+        self._segments.forget(table.segments)
         while True:
             step = self._step(bundle, keep=keep, evict=may_evict)
             if isinstance(step, _Hit):

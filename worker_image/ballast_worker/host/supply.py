@@ -84,13 +84,16 @@ class Supply:
         self.swept.nbytes += sum(entry.host_bytes for entry in dead)
         return table
 
-    def settle(self) -> bool:
+    def settle(self, table: Table) -> bool:
         """Give back segments beyond the budget that nothing holds any more, before a load.
+
+        Args:
+            table: as it is now.
 
         Returns:
             Whether there are as many as the budget says, so that a load without room has to evict.
         """
-        there = len(self._directory.table.read().segments)
+        there = len(table.segments)
         if self.most is None or there < self.most:
             return False
         self.shortage = None
