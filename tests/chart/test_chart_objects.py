@@ -79,12 +79,14 @@ def test_one_replica_is_recreated_and_more_are_rolled_with_a_disruption_budget(h
     assert of(two, "PodDisruptionBudget")["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_the_operator_is_told_the_worker_image(helm, objects):
+def test_the_operator_is_told_the_worker_image_and_its_own(helm, objects):
     assert "--worker-image=ballast-worker:0.1.0" in container(objects)["args"]
     values = {"worker": {"image": {"repository": "r.example/w", "digest": DIGEST}}, "image": {"tag": "t"}}
-    rendered = container(helm.render(values=values))
+    rendered = container(helm.render(values={**values, "imagePullSecrets": [{"name": "a"}, {"name": "b"}]}))
     assert f"--worker-image=r.example/w@{DIGEST}" in rendered["args"]
     assert rendered["image"] == "ballast-operator:t"
+    assert "--operator-image=ballast-operator:t" in rendered["args"]
+    assert [a for a in rendered["args"] if "pull" in a] == ["--pull-secret=a", "--pull-secret=b"]
 
 
 def test_selectors_have_labels_that_no_value_changes(helm, objects):

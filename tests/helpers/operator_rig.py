@@ -59,6 +59,7 @@ CLUSTER_BINDINGS = Resource(
 )
 
 IMAGE = "registry.example/ballast-worker:test"
+OPERATOR_IMAGE = "registry.example/ballast-operator:test"
 
 
 async def connect(kubeconfig: Path) -> Client:
@@ -201,6 +202,8 @@ class Rig:
             lease_name="ballast-operator",
             identity=f"test_{uuid.uuid4().hex[:8]}",
             worker_image=IMAGE,
+            operator_image=OPERATOR_IMAGE,
+            pull_secrets=(),
             host="127.0.0.1",
             port=0,
             writes_per_second=500,
@@ -229,7 +232,8 @@ class Rig:
     async def budget(self, name: str = "default", *, replicas: int = 1, **spec: Any) -> dict[str, Any]:
         workers = {"replicas": replicas, "backend": "cpu", **spec.pop("workers", {})}
         stores = [{"persistentVolumeClaim": {"claimName": "models"}}]
-        return await self.apply(BUDGETS, name, {"workers": workers, "modelStores": stores, **spec})
+        host = {"sharing": "none"}  # no node to prepare, unless a test is about that
+        return await self.apply(BUDGETS, name, {"workers": workers, "modelStores": stores, "host": host, **spec})
 
     async def model(self, name: str, *, budget: str = "default", uri: str = "", **spec: Any) -> dict[str, Any]:
         source = {"uri": uri or f"pvc://models/{name}"}
@@ -401,7 +405,7 @@ class Rig:
     async def _kubelets(self) -> None:
         while not self._ending:
             if self.kubelet:
-                for pod in await self.list(PODS):
+                for pod in await self.list(PODS, "app.kubernetes.io/component=worker"):
                     name = pod["metadata"]["name"]
                     if "deletionTimestamp" in pod["metadata"]:
                         worker = self.workers.get(name)
@@ -458,8 +462,8 @@ async def rig(admin: Path, operator_config: Path, **options: Any) -> AsyncIterat
         "deletion_seconds": 3.0,
         "heartbeat_seconds": 3.0,
     }
-    settings = Options(worker_image=IMAGE, **{**short, **options})
     namespace = f"test-{uuid.uuid4().hex[:8]}"
+    settings = Options(worker_image=IMAGE, operator_image=OPERATOR_IMAGE, namespace=namespace, **{**short, **options})
     try:
         async with Rig(client, admin, operator_config, namespace, settings) as found:
             yield found

@@ -86,6 +86,8 @@ class Reason(StrEnum):
     """No shared memory was free: the weights are streamed from disk and no copy is kept."""
     HOST_BUDGET_EXCEEDED = "HostBudgetExceeded"
     """Copies of models whose residency is system take more host memory than the host budget; they are kept all the same."""
+    HOST_POOL_LEFT = "HostPoolLeft"
+    """A host pool that nobody needs any more could not be removed from its node; the message names both."""
     TOO_MANY_ENDPOINTS = "TooManyEndpoints"
     """The pool has too many models for a Service each; it keeps its pool address."""
     PAUSED = "Paused"

@@ -38,6 +38,9 @@
 {{- end -}}
 
 {{- define "ballast.ownRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, create, delete]
 - apiGroups: ["coordination.k8s.io"]
   resources: [leases]
   verbs: [get, create, update]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import decimal
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import pydantic
 
@@ -17,7 +18,32 @@ PodQuantity = Annotated[
     pydantic.Field(min_length=1, max_length=32),
     Spelling(_QUANTITY, "a Kubernetes quantity, as in 500m, 2 or 8Gi", integers=True),
 ]
+_SUFFIXES: Final = {
+    "n": (10, -9),
+    "u": (10, -6),
+    "m": (10, -3),
+    "": (10, 0),
+    "k": (10, 3),
+    "M": (10, 6),
+    "G": (10, 9),
+    "T": (10, 12),
+    "P": (10, 15),
+    "E": (10, 18),
+    **{f"{unit}i": (2, 10 * power) for power, unit in enumerate("KMGTPE", start=1)},
+}
+
 ResourceList = Annotated[dict[LabelKey, PodQuantity], pydantic.Field(max_length=16)]
+
+
+def memory_bytes(quantity: str) -> int:
+    """Bytes of a Kubernetes quantity, rounded up; 0 of one that the API server would refuse."""
+    digits = quantity.rstrip("EinumkKMGTP")
+    base, power = _SUFFIXES.get(quantity[len(digits) :], (10, 0))
+    try:
+        value = decimal.Decimal(digits) * decimal.Decimal(base) ** power
+        return max(0, int(value.to_integral_value(rounding=decimal.ROUND_CEILING)))
+    except decimal.InvalidOperation:
+        return 0
 
 
 class ImagePullSecret(Spec):

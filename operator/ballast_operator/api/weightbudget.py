@@ -145,7 +145,8 @@ class Workers(Spec):
     ] = ()
     """imagePullSecrets are the Secrets of the same namespace with which the image is pulled."""
     resources: Resources = Resources()
-    """resources are the requests and limits of the worker container."""
+    """resources are the requests and limits of the worker container. Memory is that of the process: a host.budget of a
+    fixed size is added to the limit, and its part, divided by replicas, to the request."""
     env: Annotated[
         tuple[EnvVar, ...],
         pydantic.Field(
@@ -232,11 +233,12 @@ class Host(Spec):
     """The host memory that keeps copies of weights."""
 
     budget: SizeAutoOrUnlimited = "auto"
-    """budget is what host copies may take: of each worker with sharing none, of all workers on a node with sharing node.
-    It is auto (what the memory limit and /dev/shm allow), 0, a size, or unlimited."""
-    sharing: HostSharing = HostSharing.NONE
-    """sharing says who shares host copies: none (each worker has its own) or node (all workers of this pool on a node; this
-    release does not set that up and answers with Accepted=False, reason InvalidSpec)."""
+    """budget is what host copies of this pool may take on a node: auto (what the memory limit and /dev/shm allow), 0, a
+    size, or unlimited. With sharing none the workers of a node divide it."""
+    sharing: HostSharing = HostSharing.NODE
+    """sharing says who shares host copies: node (the workers of this pool on a node share one copy of each model in
+    /dev/shm of the node, which takes a hostPath volume and an init container as root) or none (each worker has its own;
+    pods then fit the Pod Security level restricted)."""
     file_mode: Annotated[
         str,
         pydantic.Field(min_length=1, max_length=4),
@@ -444,6 +446,10 @@ class WeightBudgetStatus(Status):
         ),
     ] = ()
     """workers are the workers of the pool."""
+    host_nodes: Annotated[
+        tuple[Word, ...], pydantic.Field(max_length=MAX_WORKERS, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = ()
+    """hostNodes are the nodes with host copies that workers share, also those where no worker runs any more."""
     last_repack: LastRepack | None = None
     """lastRepack is the last assignment of models to workers."""
     last_compaction: LastCompaction | None = None

@@ -60,6 +60,7 @@ PERMISSIONS: Final = (
     _of(resources.CLAIMS, ("get",)),
     Permission("", resources.SECRETS.plural, ("get", "update"), only=(names.WORKER_CERTIFICATE,)),
     Permission("", resources.SECRETS.plural, ("create",)),
+    Permission(resources.PODS.group, resources.PODS.plural, ("get", "create", "delete"), scope="own"),
     Permission(resources.LEASES.group, resources.LEASES.plural, ("get", "create", "update"), scope="own"),
     Permission("", resources.SECRETS.plural, ("get", "update"), scope="own", only=(names.OPERATOR_CERTIFICATE,)),
     Permission("", resources.SECRETS.plural, ("create",), scope="own"),

@@ -18,7 +18,8 @@ Every option has a variable: BALLAST_OPERATOR_ and the option in upper snake cas
 BALLAST_OPERATOR_WORKER_IMAGE=registry.example/ballast-worker:1.0; the command line wins.
 
 examples:
-  in a pod, all namespaces      ballast-operator run --worker-image registry.example/ballast-worker:1.0
+  in a pod, all namespaces      ballast-operator run --worker-image registry.example/ballast-worker:1.0 \
+                                  --operator-image registry.example/ballast-operator:1.0
   two namespaces                ballast-operator run --namespace team-a --namespace team-b --worker-image ...
   from a workstation            ballast-operator run --kubeconfig ~/.kube/config --lease-namespace default --worker-image ...
   before uninstalling           ballast-operator strip-finalizers
@@ -40,6 +41,8 @@ class Arguments:
     lease_name: str
     identity: str
     worker_image: str
+    operator_image: str
+    pull_secrets: tuple[str, ...]
     host: str
     port: int
     writes_per_second: float
@@ -60,6 +63,9 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Arguments:
         parser.error("--lease-namespace is needed outside a pod: the namespace that holds the Lease")
     if given.command == "run" and not given.worker_image:
         parser.error("--worker-image is needed: what workers run whose WeightBudget names no image")
+    if given.command == "run" and not given.operator_image:
+        parser.error("--operator-image is needed: what prepares host pools on the nodes, and removes them")
+    pull_secrets = given.pull_secret or _split(environment.get(f"{PREFIX}PULL_SECRET", ""))
     namespaces = given.namespace or _split(environment.get(f"{PREFIX}NAMESPACE", ""))
     return Arguments(
         command=given.command,
@@ -70,6 +76,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Arguments:
         lease_name=given.lease_name,
         identity=_identity(environment),
         worker_image=given.worker_image or "",
+        operator_image=given.operator_image or "",
+        pull_secrets=tuple(name for text in pull_secrets for name in _split(text)),
         host=given.host,
         port=given.port,
         writes_per_second=given.writes_per_second,
@@ -118,6 +126,18 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="IMAGE",
         default=default("worker-image"),
         help="what workers run whose WeightBudget names no image",
+    )
+    parser.add_argument(
+        "--operator-image",
+        metavar="IMAGE",
+        default=default("operator-image"),
+        help="the operator's own image: it prepares host pools on the nodes, and removes them",
+    )
+    parser.add_argument(
+        "--pull-secret",
+        action="append",
+        metavar="NAME",
+        help="Secret of the Lease's namespace with which that image is pulled there; may be repeated",
     )
     parser.add_argument(
         "--lease-namespace",

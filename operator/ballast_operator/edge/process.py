@@ -72,7 +72,12 @@ class Process:
         self._arguments = arguments
         self._health = health
         self._dial = dial
-        self._options = options or Options(worker_image=arguments.worker_image)
+        self._options = options or Options(
+            worker_image=arguments.worker_image,
+            operator_image=arguments.operator_image,
+            namespace=arguments.lease_namespace,
+            pull_secrets=arguments.pull_secrets,
+        )
         self._cluster_metrics = ClusterMetrics(registry)
         self._reconcile_metrics = ReconcileMetrics(registry)
         self._leader = Gauge("ballast_operator_leader", "1 while this process leads, else 0", registry=registry)

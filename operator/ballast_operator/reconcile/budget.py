@@ -20,20 +20,22 @@ from ballast_operator.reconcile import (
     deletion,
     demand,
     holding,
+    host_pools,
     naming,
     placing,
     pods,
     stores,
 )
-from ballast_operator.reconcile.budget_situation import Situation, in_pieces, ready_workers
+from ballast_operator.reconcile.budget_situation import Situation, impaired, in_pieces, ready_workers
 from ballast_operator.reconcile.bundles import Bundles
 from ballast_operator.reconcile.children import children
+from ballast_operator.reconcile.host_memory import is_shared, place_of
 from ballast_operator.reconcile.placement import Placement
 from ballast_operator.reconcile.pods import Pod, PodPlan, Wanted
 from ballast_operator.reconcile.pool import Pool, Window
 from ballast_operator.reconcile.template import Template, render
 from ballast_operator.reconcile.unknown_fields import unknown_fields
-from ballast_operator.reconcile.wishes import Model, Rejection, deleting, judge_budget, paused
+from ballast_operator.reconcile.wishes import Model, Rejection, deleting, parse_budget, paused
 from ballast_operator.reconcile.workers import Crew, Worker
 from ballast_operator.reconcile.world import World
 from ballast_operator.reconcile.writing import ensure, write_status
@@ -41,7 +43,7 @@ from ballast_operator.reconcile.writing import ensure, write_status
 SAMPLE_SECONDS: Final = 15.0
 """How often the workers' counters are looked at."""
 
-_URGENT: Final = ("replicas", "readyReplicas", "selector", "lastRepack", "lastCompaction", "shortfall")
+_URGENT: Final = ("replicas", "readyReplicas", "selector", "lastRepack", "lastCompaction", "shortfall", "hostNodes")
 
 
 class BudgetReconciler:
@@ -79,6 +81,7 @@ class BudgetReconciler:
         status = obj.get("status") or {}
         pool.last_repack, pool.last_compaction = status.get("lastRepack") or {}, status.get("lastCompaction") or {}
         pool.first_repack_done = pool.last_repack.get("trigger") == placing.Trigger.COMPUTE.value
+        host_pools.recover(obj, pool, now=world.clock())
         pool.demand = demand.restore(world.caches[CONFIG_MAPS].get(key.namespace, naming.demand_map(key.name)))
         world.pools[key.namespace, key.name] = pool
         return pool
@@ -90,14 +93,19 @@ class BudgetReconciler:
             crew.join(world, key.namespace, key.name, found)
             if pool.deleting_since is None:
                 pool.deleting_since = world.clock()
-            return await deletion.finish(world, obj, found, began=pool.deleting_since, by=key)
+            return await deletion.finish(world, obj, pool, found, began=pool.deleting_since, by=key)
         if not pool.recovered:
             assigning.recover(world, obj, pool)
-        verdict = judge_budget(obj)
+        verdict = parse_budget(obj)
         template: Template | None = None
         if not isinstance(verdict, Rejection):
             try:
-                template = render(key.name, verdict, default_image=world.options.worker_image)
+                template = render(
+                    place_of(obj),
+                    verdict,
+                    default_image=world.options.worker_image,
+                    operator_image=world.options.operator_image,
+                )
             except config.ConfigError as error:
                 verdict = Rejection(Reason.INVALID_SPEC, str(error))
         if isinstance(verdict, Rejection) or template is None or paused(obj):
@@ -149,8 +157,10 @@ class BudgetReconciler:
         await crew.carry_out(world, obj, pool, template, plan, by=key)
         await crew.drop_old_configs(world, obj, template, crew.members(world, obj), by=key)
         pool.unshared = await stores.trouble(world, key.namespace, spec, found)
+        tend = await host_pools.tend(world, obj, pool, crew.members(world, obj), shared=is_shared(spec))
+        timers = [tend] if tend is not None else []
         waits = pool.create_after - world.clock()
-        return [max(0.5, waits)] if waits > 0 or pool.creation is not None else []
+        return [*timers, max(0.5, waits)] if waits > 0 or pool.creation is not None else timers
 
     async def _report(
         self,
@@ -181,6 +191,7 @@ class BudgetReconciler:
             conflict=pool.conflict,
             crowded=pool.crowded,
             stale_definitions=world.options.stale_definitions,
+            host_nodes=sorted(pool.host_nodes),
         )
         body = budget_status.body(situation)
         for field, value in (("lastRepack", pool.last_repack), ("lastCompaction", pool.last_compaction)):
@@ -215,6 +226,8 @@ class BudgetReconciler:
         for state, count in states.items():
             metrics.workers.labels(*labels, state).set(count)
         metrics.models.labels(*labels).set(len(models))
+        reasons = [w.view.condition.failure.reason for w in impaired(list(now)) if w.view is not None]
+        metrics.host_fallbacks.labels(*labels).set(reasons.count(Reason.SHM_FALLBACK.value))
 
 
 def _wanted(obj: Object, spec: WeightBudgetSpec, template: Template) -> Wanted:

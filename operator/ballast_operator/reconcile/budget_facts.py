@@ -10,7 +10,7 @@ from ballast_contract import quantities
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.fleet.view import SERVING
-from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, ready_workers
+from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, impaired, ready_workers
 from ballast_operator.reconcile.conditions import Fact, no, unknown, yes
 from ballast_operator.reconcile.pods import worst
 from ballast_operator.reconcile.wishes import Rejection
@@ -49,9 +49,8 @@ def _plan_fits(now: Situation) -> Fact:
         if view.condition.phase == pb.WORKER_PHASE_REFUSED or (
             view.plan is not None and view.plan.lines and not view.plan.fits
         ):
-            return no(
-                Reason.PLAN_REFUSED, f"worker {worker.name}: {view.condition.failure.message or _shortfall(view.plan)}"
-            )
+            text = view.condition.failure.message or _shortfall(view.plan)
+            return no(_own_reason(view.condition), f"worker {worker.name}: {text}")
     fitting = [w for w in reporting if w.view is not None and w.view.plan is not None and w.view.plan.fits]
     silent = [w for w in reporting if w.silent]
     if silent:
@@ -61,6 +60,14 @@ def _plan_fits(now: Situation) -> Fact:
     if reporting:
         return unknown(Reason.MEASURING, "no worker has made its plan yet")
     return unknown(Reason.WORKERS_STARTING, "no worker has reported yet")
+
+
+def _own_reason(condition: pb.WorkerCondition, *, otherwise: Reason = Reason.PLAN_REFUSED) -> Reason:
+    """What a worker itself says is wrong; it may be of another release."""
+    try:
+        return Reason(condition.failure.reason)
+    except ValueError:
+        return otherwise
 
 
 def _shortfall(plan: pb.Plan | None) -> str:
@@ -97,7 +104,7 @@ def _workers_ready(now: Situation) -> Fact:
     for worker in live:
         condition = worker.view.condition if worker.view is not None and worker.known else None
         if condition is not None and condition.phase == pb.WORKER_PHASE_REFUSED:
-            return no(Reason.PLAN_REFUSED, f"{counted}; worker {worker.name}: {condition.failure.message}")
+            return no(_own_reason(condition), f"{counted}; worker {worker.name}: {condition.failure.message}")
         if condition is not None and condition.phase not in SERVING:
             return no(Reason.WORKERS_STARTING, f"{counted}; worker {worker.name}: {condition.message or 'starting'}")
     return no(Reason.WORKERS_STARTING, counted)
@@ -162,9 +169,15 @@ def _degraded(now: Situation, workers: Fact) -> Fact:
         )
     if now.crowded:
         return yes(Reason.TOO_MANY_ENDPOINTS, now.crowded)
-    if workers.holds or not ready_workers(now.workers):
-        return no(Reason.AS_EXPECTED)
-    return yes(workers.reason, workers.message)
+    if not workers.holds and ready_workers(now.workers):
+        return yes(workers.reason, workers.message)
+    troubled = sorted(impaired(now.workers), key=lambda w: w.name)
+    for worker in troubled[:1]:
+        if worker.view is not None:
+            others = f" (and {len(troubled) - 1} more workers)" if len(troubled) > 1 else ""
+            text = f"worker {worker.name}{others}: {worker.view.condition.failure.message}"
+            return yes(_own_reason(worker.view.condition, otherwise=Reason.UNKNOWN), text)
+    return no(Reason.AS_EXPECTED)
 
 
 def _ready(now: Situation, accepted: Fact, workers: Fact) -> Fact:

@@ -37,11 +37,17 @@ class Situation:
     conflict: str = ""
     crowded: str = ""
     stale_definitions: Sequence[str] = ()
+    host_nodes: Sequence[str] = ()
 
 
 def ready_workers(workers: Sequence[Worker]) -> list[Worker]:
     """Workers that answer calls, as their pods and they themselves say."""
     return [w for w in workers if w.pod.live and w.pod.ready and w.heard and w.view is not None and w.view.serving]
+
+
+def impaired(workers: Sequence[Worker]) -> list[Worker]:
+    """Workers that answer calls and say that something is wrong all the same: with their host copies."""
+    return [w for w in ready_workers(workers) if w.view is not None and w.view.condition.failure.reason]
 
 
 def in_pieces(worker: Worker) -> bool:

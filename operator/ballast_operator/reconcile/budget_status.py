@@ -8,6 +8,7 @@ from typing import Any, Final
 from ballast_contract import quantities
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.api.weightbudget import MAX_WORKERS
 from ballast_operator.reconcile import naming
 from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, ready_workers
 from ballast_operator.reconcile.pods import Trouble
@@ -28,6 +29,8 @@ def body(now: Situation) -> Status:
         "selector": ",".join(f"{k}={v}" for k, v in naming.worker_selector(now.name).items()),
         "workers": [_entry(w, now) for w in sorted(live, key=lambda w: w.name)],
     }
+    if now.host_nodes:
+        found["hostNodes"] = list(now.host_nodes[:MAX_WORKERS])
     if not any(w.silent for w in live):
         found["readyReplicas"] = len(ready_workers(now.workers))
     reporting = [w for w in live if w.heard]
@@ -70,6 +73,8 @@ def _entry(worker: Worker, now: Situation) -> Status:
         word = view.condition.failure.reason or (trouble.reason.value if trouble else Reason.WORKERS_STARTING.value)
         text = view.condition.failure.message or view.condition.message or (trouble.message if trouble else "")
         entry |= {"reason": word, "message": text[:4096]}
+    elif failure := view.condition.failure.reason:
+        entry |= {"reason": failure, "message": view.condition.failure.message[:4096]}
     if view.device is not None:
         budget = view.device.budget_bytes
         entry["free"] = rounded(view.device.free_bytes, budget=budget)

@@ -31,6 +31,12 @@ _CREATE_AGAIN_SECONDS: Final = 15.0
 _MOST_PATIENT_SECONDS: Final = 60.0
 _BATCH: Final = 20
 
+_HINT: Final = (
+    "; spec.host.sharing is 'node', which takes a hostPath volume and an init container as root: set spec.host.sharing to "
+    "none, and each worker keeps its own copies, or have the namespace labelled "
+    "pod-security.kubernetes.io/enforce=privileged"
+)
+
 
 def members(world: World, budget: Object) -> list[Pod]:
     """The worker pods that this very budget owns."""
@@ -114,7 +120,8 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
         forbidden = isinstance(error, errors.Forbidden)
         pool.namespace_ending = isinstance(error, errors.Forbidden) and error.namespace_ending
         reason = Reason.PODS_FORBIDDEN if forbidden else Reason.INVALID_POD_TEMPLATE
-        pool.creation = Trouble(reason, f"the API server refuses worker pods: {error.message}")
+        hint = _HINT if forbidden and template.shares_host_pool and "hostPath" in error.message else ""
+        pool.creation = Trouble(reason, f"the API server refuses worker pods: {error.message}{hint}")
         pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
         return
     pool.creation = None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a WeightBudget: its workers are told, its pods deleted, and its finalizer goes in time whatever is dead."""
+"""The end of a WeightBudget: its workers are told, its pods deleted, its host pools removed from the nodes, and its
+finalizer goes in time whatever is dead.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import BUDGETS, PODS
 from ballast_operator.fleet.link import CallError, Link
+from ballast_operator.reconcile import host_pools
 from ballast_operator.reconcile.pods import Pod
+from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.world import World
 
 logger = logging.getLogger(__name__)
@@ -46,7 +50,7 @@ async def add_finalizer(world: World, obj: Object, *, by: Key) -> Object:
     return answer
 
 
-async def finish(world: World, obj: Object, pods: Sequence[Pod], *, began: float, by: Key) -> float | None:
+async def finish(world: World, obj: Object, pool: Pool, pods: Sequence[Pod], *, began: float, by: Key) -> float | None:
     """One step of the end; returns when to look again, or None when nothing of ours holds the object.
 
     The time runs since `began` on our clock, or since the object's deletion, whichever is longer ago: a new leader does
@@ -58,9 +62,14 @@ async def finish(world: World, obj: Object, pods: Sequence[Pod], *, began: float
     deleted = (world.now() - _time(metadata["deletionTimestamp"])).total_seconds()
     limit = world.options.deletion_seconds
     waited = max(deleted, world.clock() - began)
-    if pods and waited < limit:
-        await _end(world, metadata["namespace"], pods)
-        return _LOOK_SECONDS
+    used = host_pools.note(pool, pods, now=world.clock())
+    if waited < limit:
+        if pods:
+            await _end(world, metadata["namespace"], pods)
+        await host_pools.remove(world, obj, pool, sorted(pool.host_nodes.keys() - used))
+        if pods or pool.host_nodes:
+            return _LOOK_SECONDS
+    await host_pools.give_up(world, obj, pool, sorted(pool.host_nodes))
     if pods:
         where = ", ".join(f"{pod.name} on {pod.node or 'no node'}" for pod in pods[:5])
         note = f"{len(pods)} worker pods did not end within {limit:.0f} s and are left to Kubernetes: {where}"

@@ -45,6 +45,12 @@ class ReconcileMetrics:
             (*labels, "state"),
             registry=registry,
         )
+        self.host_fallbacks = Gauge(
+            "ballast_operator_workers_without_host_copies",
+            "Workers that answer calls and cannot keep host copies as they should: reason ShmFallback",
+            labels,
+            registry=registry,
+        )
         self.status_writes = Counter(
             "ballast_operator_status_writes_total", "Statuses written", ("kind", "urgency"), registry=registry
         )
@@ -56,7 +62,7 @@ class ReconcileMetrics:
 
     def forget(self, namespace: str, budget: str) -> None:
         """Drop the gauges of a pool that is gone."""
-        for gauge in (self.models, self.workers):
+        for gauge in (self.models, self.workers, self.host_fallbacks):
             for labels in [s.labels for metric in gauge.collect() for s in metric.samples]:
                 if labels.get("namespace") == namespace and labels.get("budget") == budget:
                     gauge.remove(*labels.values())

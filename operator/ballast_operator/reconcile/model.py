@@ -25,8 +25,8 @@ from ballast_operator.reconcile.wishes import (
     Rejection,
     budget_name,
     deleting,
-    judge_budget,
     judge_model,
+    parse_budget,
     paused,
 )
 from ballast_operator.reconcile.workers import Worker
@@ -176,7 +176,7 @@ class ModelReconciler:
 
 def _own_address(budget: Object, pool: Pool) -> bool:
     """Whether models of the pool get a Service each."""
-    spec = judge_budget(budget)
+    spec = parse_budget(budget)
     wanted = isinstance(spec, Rejection) or spec.serving.addresses is Addresses.PER_MODEL
     return wanted and not pool.crowded
 

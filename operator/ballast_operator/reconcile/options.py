@@ -32,10 +32,14 @@ CERTIFICATE_SECONDS: Final = 60.0
 class Options:
     """Settings of the installation.
 
-    `worker_image` is what a WeightBudget without an image runs.
+    `worker_image` is what a WeightBudget without an image runs, `operator_image` the operator's own: it prepares the nodes
+    for host pools and removes them, in pods of `namespace`, the operator's own, that are pulled with `pull_secrets` of it.
     """
 
     worker_image: str
+    operator_image: str
+    namespace: str
+    pull_secrets: tuple[str, ...] = ()
     stale_definitions: tuple[str, ...] = ()
     """Fields of this release that the installed definitions lack."""
     max_model_services: int = MAX_MODEL_SERVICES

@@ -5,43 +5,54 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ballast_contract import names, quantities
+from ballast_contract import names
 from ballast_operator.api.weightbudget import Backend, WeightBudgetSpec
 from ballast_operator.cluster.client import Object
-from ballast_operator.reconcile import naming
+from ballast_operator.reconcile import host_memory, naming
+from ballast_operator.reconcile.host_memory import Place
 from ballast_operator.reconcile.worker_config import (
     CONFIG_DIRECTORY,
     CONFIG_FILE,
     EXECUTABLES_DIRECTORY,
-    HOST_DIRECTORY,
     STATE_DIRECTORY,
     STORES_DIRECTORY,
     TEMPORARY_DIRECTORY,
     TLS_DIRECTORY,
     claims,
-    size_of,
 )
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
-
-_HOST_POOL_OVERHEAD: Final = 64 << 20
-"""What the host pool's table takes beside the copies."""
 
 _NODE_LOST_SECONDS: Final = 30
 """How long a worker stays bound to a node that does not answer, before it is replaced elsewhere."""
 
 
-def pod_spec(budget: str, spec: WeightBudgetSpec, config_name: str, default_image: str) -> Object:
-    """The spec of a worker pod: what the user set, the restricted Pod Security level, and what a worker needs."""
-    workers = spec.workers
-    volumes, mounts = _volumes(budget, spec, config_name)
+def pod_spec(
+    place: Place,
+    spec: WeightBudgetSpec,
+    config_name: str,
+    *,
+    default_image: str,
+    operator_image: str,
+    workers_beside: int,
+) -> Object:
+    """The spec of a worker pod: what the user set, the restricted Pod Security level, and what a worker needs.
+
+    Only a host pool that workers of a node share asks for more than that level allows. `workers_beside` counts the
+    workers that may share a node, this one included.
+    """
+    workers, budget = spec.workers, place.budget
+    volumes, mounts = _volumes(place, spec, config_name)
     security: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     if workers.run_as_user is not None:
         security["runAsUser"] = workers.run_as_user
     if workers.fs_group is not None:
         security |= {"fsGroup": workers.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
+    if groups := host_memory.groups(spec, place):
+        security["supplementalGroups"] = groups
     found: Object = {
-        "containers": [_container(spec, mounts, default_image)],
+        "initContainers": host_memory.init_containers(spec, place, operator_image),
+        "containers": [_container(spec, mounts, default_image, workers_beside)],
         "volumes": volumes,
         "securityContext": security,
         "terminationGracePeriodSeconds": workers.termination_grace_period_seconds,
@@ -63,7 +74,7 @@ def pod_spec(budget: str, spec: WeightBudgetSpec, config_name: str, default_imag
     return {key: value for key, value in found.items() if value not in (None, [], {})}
 
 
-def _container(spec: WeightBudgetSpec, mounts: list[Object], default_image: str) -> Object:
+def _container(spec: WeightBudgetSpec, mounts: list[Object], default_image: str, workers_beside: int) -> Object:
     ports = {
         "http": names.HTTP_PORT,
         "grpc": names.GRPC_PORT,
@@ -77,7 +88,7 @@ def _container(spec: WeightBudgetSpec, mounts: list[Object], default_image: str)
         "args": ["--config", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"],
         "env": _environment(spec),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
-        "resources": _resources(spec),
+        "resources": _resources(spec, workers_beside),
         "startupProbe": {"httpGet": health, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 90},
         "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
         "readinessProbe": {
@@ -113,9 +124,12 @@ def _environment(spec: WeightBudgetSpec) -> list[Object]:
     return [variable for variable in ours if variable["name"] not in taken] + theirs
 
 
-def _resources(spec: WeightBudgetSpec) -> Object:
+def _resources(spec: WeightBudgetSpec, workers_beside: int) -> Object:
     resources = spec.workers.resources
     requests, limits = dict(resources.requests), dict(resources.limits)
+    request, limit = host_memory.memory(spec, workers=workers_beside)
+    requests |= {"memory": request} if request is not None else {}
+    limits |= {"memory": limit} if limit is not None else {}
     extended = any("/" in name for name in (*requests, *limits))
     if spec.workers.backend is Backend.CUDA and not extended:
         limits[GPU_RESOURCE] = "1"
@@ -137,7 +151,7 @@ def _tolerations(spec: WeightBudgetSpec) -> list[Object]:
     return theirs + [toleration for toleration in ours if toleration["key"] not in said]
 
 
-def _volumes(budget: str, spec: WeightBudgetSpec, config_name: str) -> tuple[list[Object], list[Object]]:
+def _volumes(place: Place, spec: WeightBudgetSpec, config_name: str) -> tuple[list[Object], list[Object]]:
     volumes: list[Object] = []
     mounts: list[Object] = []
 
@@ -152,16 +166,13 @@ def _volumes(budget: str, spec: WeightBudgetSpec, config_name: str) -> tuple[lis
     store = spec.workers.executable_store
     if store.persistent_volume_claim is not None:
         claim = {"persistentVolumeClaim": {"claimName": store.persistent_volume_claim.claim_name}}
-        mount("executables", EXECUTABLES_DIRECTORY, claim, subPath=budget)
+        mount("executables", EXECUTABLES_DIRECTORY, claim, subPath=place.budget)
     else:
         limit = store.empty_dir.size_limit if store.empty_dir else None
         mount("executables", EXECUTABLES_DIRECTORY, {"emptyDir": {"sizeLimit": limit} if limit else {}})
-    memory: Object = {"medium": "Memory"}
-    size = size_of(spec.host.budget)
-    if isinstance(size, int) and size > 0:
-        memory["sizeLimit"] = quantities.ceil_api(size + _HOST_POOL_OVERHEAD)
-    if size != 0:
-        mount("host-pool", HOST_DIRECTORY, {"emptyDir": memory})
+    copies = host_memory.volumes(spec, place)
+    volumes += copies[0]
+    mounts += copies[1]
     for index, claim_name in enumerate(claims(spec)):
         source = {"persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}}
         mount(f"store-{index}", f"{STORES_DIRECTORY}/{claim_name}", source, readOnly=True)

@@ -56,6 +56,8 @@ class Pod:
     config_name: str
     owner_uid: str
     trouble: Trouble | None
+    shares_host_pool: bool = False
+    """It mounts host memory of the node, which outlives it."""
 
     @property
     def live(self) -> bool:
@@ -157,7 +159,7 @@ def read(obj: Object) -> Pod:
     conditions = {c["type"]: c for c in status.get("conditions", ())}
     finished = status.get("phase") in ("Failed", "Succeeded")
     ips = [entry["ip"] for entry in status.get("podIPs", ())] or [status.get("podIP", "")]
-    volumes = (v.get("configMap", {}).get("name", "") for v in spec.get("volumes", ()) if v.get("name") == "config")
+    volumes = {v.get("name"): v for v in spec.get("volumes", ())}
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -171,9 +173,10 @@ def read(obj: Object) -> Pod:
         spec_hash=annotations.get(naming.ANNOTATION_SPEC_HASH, ""),
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         update_token=annotations.get(naming.ANNOTATION_UPDATE_TOKEN, ""),
-        config_name=next(volumes, ""),
+        config_name=volumes.get("config", {}).get("configMap", {}).get("name", ""),
         owner_uid=naming.owner_uid(obj) or "",
         trouble=_trouble(metadata["name"], status, conditions, finished=finished),
+        shares_host_pool="hostPath" in volumes.get("host-pool", {}),
     )
 
 

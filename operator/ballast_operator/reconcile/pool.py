@@ -74,6 +74,13 @@ class Pool:
     last_repack: Mapping[str, object] = field(default_factory=dict)
     last_compaction: Mapping[str, object] = field(default_factory=dict)
 
+    host_nodes: dict[str, float] = field(default_factory=dict)
+    """Nodes that hold a host pool, with when a worker was last seen there."""
+    removing: dict[str, float] = field(default_factory=dict)
+    """Nodes from which the host pool is being removed, with since when."""
+    troubles: dict[str, str | None] = field(default_factory=dict)
+    """What is in the way of that, by node."""
+
     draining: frozenset[str] = frozenset()
     released: set[str] = field(default_factory=set)
     namespace_ending: bool = False

@@ -12,6 +12,7 @@ from ballast_contract import names
 from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.cluster.client import Object
 from ballast_operator.reconcile import naming
+from ballast_operator.reconcile.host_memory import Place
 from ballast_operator.reconcile.pod_spec import pod_spec
 from ballast_operator.reconcile.worker_config import CONFIG_FILE, render_config, worker_config
 
@@ -30,6 +31,11 @@ class Template:
     pod_spec: Object
     spec_hash: str
     template_hash: str
+
+    @property
+    def shares_host_pool(self) -> bool:
+        """Whether its pods mount host memory of their node."""
+        return "initContainers" in self.pod_spec
 
     def pod(self, name: str, *, namespace: str, owner: list[dict[str, Any]], update_token: str) -> Object:
         """A new pod."""
@@ -54,24 +60,41 @@ class Template:
         return {"metadata": metadata, "immutable": True, "data": {CONFIG_FILE: self.config_text}}
 
 
-def render(budget: str, spec: WeightBudgetSpec, *, default_image: str) -> Template:
+def render(place: Place, spec: WeightBudgetSpec, *, default_image: str, operator_image: str) -> Template:
     """The template of a budget.
+
+    Args:
+        place: of its host pools; it names the budget.
+        spec: of the budget.
+        default_image: what workers run where the spec names no image.
+        operator_image: what prepares the node for them.
 
     Raises:
         ConfigError: the spec makes no valid worker configuration; the message names key, value and limit.
     """
+    budget = place.budget
     text = render_config(worker_config(spec))
     config_name = f"{budget}-config-{_hash(text)}"
     labels = {**spec.workers.pod_metadata.labels, **naming.labels(component="worker", budget=budget)}
     metadata = {"labels": labels, "annotations": dict(spec.workers.pod_metadata.annotations)}
-    spec_of_pod = pod_spec(budget, spec, config_name, default_image)
+
+    def of_pod(workers: int) -> Object:
+        return pod_spec(
+            place,
+            spec,
+            config_name,
+            default_image=default_image,
+            operator_image=operator_image,
+            workers_beside=workers,
+        )
+
     return Template(
         config_name=config_name,
         config_text=text,
         metadata=metadata,
-        pod_spec=spec_of_pod,
+        pod_spec=of_pod(spec.workers.replicas),
         spec_hash=_hash(wished(spec)),
-        template_hash=_hash([metadata, spec_of_pod, text]),
+        template_hash=_hash([metadata, of_pod(1), text]),  # a pool that grows or shrinks makes no pod out of date
     )
 
 

@@ -14,7 +14,7 @@ from ballast_contract import config, names, validation
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.inferencemodel import InferenceModelSpec
-from ballast_operator.api.weightbudget import HostSharing, WeightBudgetSpec
+from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.cluster.client import Object
 
 S = TypeVar("S", bound=pydantic.BaseModel)
@@ -121,20 +121,6 @@ def served_name(obj: Object) -> str:
 def budget_name(obj: Object) -> str:
     """The WeightBudget that a model names."""
     return str(((obj.get("spec") or {}).get("budgetRef") or {}).get("name", ""))
-
-
-def judge_budget(obj: Object) -> WeightBudgetSpec | Rejection:
-    """The spec of a WeightBudget, or why it is not accepted."""
-    spec = parse_budget(obj)
-    if isinstance(spec, Rejection):
-        return spec
-    if spec.host.sharing is HostSharing.NODE and spec.host.budget != "0":
-        return Rejection(
-            Reason.INVALID_SPEC,
-            "spec.host.sharing 'node' needs host directories, which this release does not set up: write 'none', and each "
-            "worker keeps its own host copies",
-        )
-    return spec
 
 
 def judge_model(

@@ -56,6 +56,7 @@ _POOL_TROUBLES: Final = frozenset(
         Reason.CERTIFICATE_REFUSED,
         Reason.EPOCH_REFUSED,
         Reason.SECRET_CONFLICT,
+        Reason.SHM_TOO_SMALL,
     }
 )
 """What the Events of the budget say once; its models, which may be many, show it in their conditions."""

@@ -44,7 +44,7 @@ def test_a_budget_without_a_spec_has_every_default():
     assert spec.workers.termination_grace_period_seconds == 300
     assert (spec.device.weights.max_percent, spec.device.weights.slack_percent) == (100, 10)
     assert (spec.device.budget, spec.device.reserve, spec.device.scratch) == (None, "1536Mi", "auto")
-    assert (spec.host.budget, spec.host.sharing, spec.host.file_mode) == ("auto", "none", "0660")
+    assert (spec.host.budget, spec.host.sharing, spec.host.file_mode) == ("auto", "node", "0660")
     assert (spec.placement.mode, spec.placement.hysteresis_percent) == ("packed", 10)
     repack, compaction = spec.placement.repack, spec.placement.compaction
     assert (repack.first_after_compute_seconds, repack.every_compute_seconds) == (60, 300)

@@ -25,7 +25,7 @@ from ballast_operator.edge.arguments import parse
 from ballast_operator.edge.health import LOOP_SECONDS, RUN_SECONDS, Health, HealthServer
 from ballast_operator.edge.logs import JsonFormatter
 
-RUN = ["run", "--worker-image", "img"]
+RUN = ["run", "--worker-image", "img", "--operator-image", "own"]
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAMESPACE": "ballast", "POD_NAME": "ballast-0", "POD_UID": "u-1"}
 
 
@@ -47,7 +47,8 @@ def test_namespaces_come_as_a_list_repeated_or_from_the_environment():
 
 
 def test_the_command_line_wins_over_the_environment():
-    environment = {**POD, "BALLAST_OPERATOR_WORKER_IMAGE": "env", "BALLAST_OPERATOR_PORT": "9000"}
+    images = {"BALLAST_OPERATOR_WORKER_IMAGE": "env", "BALLAST_OPERATOR_OPERATOR_IMAGE": "env"}
+    environment = {**POD, **images, "BALLAST_OPERATOR_PORT": "9000"}
     assert parse(["run"], environment).worker_image == "env"
     assert parse(RUN, environment).worker_image == "img"
     assert parse(RUN, environment).port == 9000
@@ -64,6 +65,7 @@ def test_outside_a_pod_the_kubeconfig_is_found():
     [
         (RUN, {"HOME": "/"}, "--lease-namespace is needed outside a pod"),
         (["run"], POD, "--worker-image is needed"),
+        (["run", "--worker-image", "img"], POD, "--operator-image is needed"),
         (["runn"], POD, "invalid choice: 'runn'"),
         ([*RUN, "--log-level", "loud"], POD, "invalid choice: 'loud'"),
         ([*RUN, "--prot", "1"], POD, "unrecognized arguments: --prot"),

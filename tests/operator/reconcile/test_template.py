@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import pytest
 import yaml
 from helpers.reconcile_objects import Builder
 
 from ballast_contract import config
+from ballast_operator.api.pods import memory_bytes
 from ballast_operator.api.weightbudget import WeightBudgetSpec
-from ballast_operator.reconcile.template import render
+from ballast_operator.reconcile.host_memory import Place
+from ballast_operator.reconcile.template import Template, render
 from ballast_operator.reconcile.worker_config import worker_config
 
 IMAGE = "registry.example/worker:1"
+OPERATOR = "registry.example/operator:1"
 
 
-def template(name: str = "default", **spec):
-    return render(name, WeightBudgetSpec.model_validate(spec), default_image=IMAGE)
+def template(name: str = "default", *, image: str = IMAGE, **spec) -> Template:
+    place = Place("ns", name, "uid-1")
+    return render(place, WeightBudgetSpec.model_validate(spec), default_image=image, operator_image=OPERATOR)
 
 
 def container(found) -> dict:
@@ -61,8 +66,9 @@ def test_a_host_budget_sizes_the_memory_volume_and_none_needs_no_volume():
         found = [v for v in template(**spec).pod_spec["volumes"] if v["name"] == "host-pool"]
         return found[0]["emptyDir"] if found else None
 
-    assert memory(host={"budget": "1Gi"}) == {"medium": "Memory", "sizeLimit": "1088Mi"}
-    assert memory(host={"budget": "auto"}) == {"medium": "Memory"}
+    assert memory(host={"budget": "1Gi", "sharing": "none"}) == {"medium": "Memory", "sizeLimit": "1088Mi"}
+    assert memory(host={"budget": "auto", "sharing": "none"}) == {"medium": "Memory"}
+    assert memory(host={"budget": "0", "sharing": "none"}) is None
     assert memory(host={"budget": "0"}) is None
 
 
@@ -126,8 +132,7 @@ def test_what_pods_run_changes_the_spec_hash():
 
 
 def test_another_default_image_changes_the_template_hash_alone():
-    spec = WeightBudgetSpec()
-    one, two = render("b", spec, default_image="one"), render("b", spec, default_image="two")
+    one, two = template(image="one"), template(image="two")
     assert one.spec_hash == two.spec_hash
     assert one.template_hash != two.template_hash
 
@@ -150,3 +155,89 @@ def test_labels_of_the_user_never_replace_ours():
     labels = {"ballast.dev/budget": "stolen", "team": "a"}
     found = template(workers={"podMetadata": {"labels": labels}}).metadata["labels"]
     assert (found["ballast.dev/budget"], found["team"]) == ("default", "a")
+
+
+PRIVATE = {"host": {"budget": "1Gi", "sharing": "none"}}
+SHARED = {"host": {"budget": "1Gi", "sharing": "node"}}
+
+
+def volume(found: Template) -> dict:
+    [only] = [v for v in found.pod_spec["volumes"] if v["name"] == "host-pool"]
+    return only
+
+
+def test_a_private_pool_asks_for_nothing_that_the_restricted_level_forbids():
+    found = template(**PRIVATE).pod_spec
+    assert "initContainers" not in found
+    assert "supplementalGroups" not in found["securityContext"]
+    assert not any("hostPath" in v for v in found["volumes"])
+
+
+def test_workers_of_a_node_mount_the_folder_of_their_own_budget_and_no_other():
+    found = template("prod", **SHARED)
+    assert volume(found)["hostPath"] == {"path": "/dev/shm/ballast", "type": "DirectoryOrCreate"}
+    [mount] = [m for m in container(found)["volumeMounts"] if m["name"] == "host-pool"]
+    assert mount == {"name": "host-pool", "mountPath": "/dev/shm/ballast", "subPath": "ns.prod.uid-1"}
+
+
+def test_the_container_as_root_is_the_operators_image_with_two_capabilities_whatever_image_the_workers_run():
+    found = template(**SHARED, workers={"image": "evil:1", "runAsUser": 7})
+    [init] = found.pod_spec["initContainers"]
+    assert init["image"] == OPERATOR
+    assert init["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "runAsNonRoot": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]},
+    }
+    assert container(found)["securityContext"]["runAsNonRoot"]
+    assert container(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_group_is_the_namespaces_and_the_folder_gets_it_with_the_mode_of_the_files():
+    found = template(host={"budget": "1Gi", "fileMode": "0640"})
+    [group] = found.pod_spec["securityContext"]["supplementalGroups"]
+    [init] = found.pod_spec["initContainers"]
+    assert init["args"] == ["/dev/shm/ballast", "ns.default.uid-1", "--group", str(group), "--file-mode", "0640"]
+    assert 1 << 30 <= group < 1 << 31
+    assert Place("ns", "other", "uid-2").group == group
+    assert Place("elsewhere", "default", "uid-1").group != group
+
+
+def test_a_shared_pool_is_the_default_and_a_budget_of_nothing_needs_none():
+    assert template().shares_host_pool
+    assert not template(host={"budget": "0"}).shares_host_pool
+
+
+@pytest.mark.parametrize("host", [PRIVATE, SHARED])
+def test_memory_is_the_process_and_beside_it_the_budget_in_the_limit_and_a_part_of_it_in_the_request(host):
+    def resources(replicas, **memory):
+        given = {key: {"memory": value} for key, value in memory.items()}
+        return container(template(**host, workers={"backend": "cpu", "replicas": replicas, "resources": given}))[
+            "resources"
+        ]
+
+    assert resources(4, requests="1Gi", limits="3Gi") == {
+        "requests": {"memory": "1280Mi"},
+        "limits": {"memory": "4096Mi"},
+    }
+    assert resources(1, limits="2G") == {"requests": {"memory": "2932Mi"}, "limits": {"memory": "2932Mi"}}
+    assert resources(2) == {"requests": {"memory": "512Mi"}}
+    assert resources(0) == {"requests": {"memory": "1024Mi"}}
+
+
+def test_memory_stays_as_it_is_written_where_the_budget_has_no_size():
+    resources = {"requests": {"memory": "1Gi"}, "limits": {"memory": "3G"}}
+    for size in ("auto", "unlimited", "0"):
+        found = container(template(host={"budget": size}, workers={"backend": "cpu", "resources": resources}))
+        assert found["resources"] == resources
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1Gi", 1 << 30), ("1.5Gi", 3 << 29), ("2G", 2 * 10**9), ("123", 123), ("1e3", 1000), ("1500m", 2), ("1k", 1000)],
+)
+def test_quantities_of_kubernetes_are_read(text, size):
+    assert memory_bytes(text) == size

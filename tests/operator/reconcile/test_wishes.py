@@ -10,7 +10,7 @@ from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.inferencemodel import InferenceModelSpec
 from ballast_operator.reconcile.unknown_fields import LAST_APPLIED, unknown_fields
-from ballast_operator.reconcile.wishes import Model, Rejection, judge_budget, judge_model, paused
+from ballast_operator.reconcile.wishes import Model, judge_model, paused
 
 
 def test_an_accepted_model_becomes_what_a_worker_is_told(build: Builder):
@@ -84,13 +84,6 @@ def test_a_stored_spec_that_cannot_be_read_is_refused_in_words(build: Builder):
     verdict = judge_model(obj, budget=build.budget_object(), namesakes=[obj])
     assert verdict.reason is Reason.INVALID_SPEC
     assert "'residency'" in verdict.message
-
-
-def test_a_budget_that_wants_shared_host_memory_is_told_what_to_write(build: Builder):
-    verdict = judge_budget(build.budget_object(host={"sharing": "node"}))
-    assert isinstance(verdict, Rejection)
-    assert "write 'none'" in verdict.message
-    assert not isinstance(judge_budget(build.budget_object(host={"sharing": "node", "budget": "0"})), Rejection)
 
 
 def test_a_spec_is_parsed_once_for_each_generation(build: Builder):
