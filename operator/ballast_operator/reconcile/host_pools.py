@@ -37,6 +37,10 @@ _PARALLEL: Final = 32
 _DEADLINE_SECONDS: Final = 60
 
 
+class _NotRemoved(Exception):
+    """A pod that was to remove a pool failed; the message has its last words."""
+
+
 def recover(budget: Object, pool: Pool, *, now: float) -> None:
     """Read back on which nodes there are pools."""
     pool.host_nodes = dict.fromkeys((budget.get("status") or {}).get("hostNodes") or (), now)
@@ -75,11 +79,12 @@ async def remove(world: World, budget: Object, pool: Pool, nodes: Sequence[str])
     async def one(node: str) -> None:
         async with slots:
             try:
-                pool.troubles[node] = await _step(world, place, node)
+                if await _removed(world, place, node):
+                    _forget(pool, node)
+            except _NotRemoved as error:
+                pool.troubles[node] = str(error)
             except errors.ApiError as error:
                 pool.troubles[node] = error.message
-        if pool.troubles[node] is None:
-            _forget(pool, node)
 
     await asyncio.gather(*(one(node) for node in nodes))
 
@@ -89,7 +94,7 @@ async def give_up(world: World, budget: Object, pool: Pool, nodes: Sequence[str]
     if not nodes:
         return
     place = place_of(budget)
-    why = next((trouble for node in nodes if (trouble := pool.troubles.get(node))), "its pods have not ended")
+    why = next((pool.troubles[node] for node in nodes if node in pool.troubles), "no pod has run there in this time")
     note_ = (
         f"host memory is left on {', '.join(nodes[:5])}{f' and {len(nodes) - 5} more nodes' if len(nodes) > 5 else ''}: "
         f"{NODE_DIRECTORY / place.folder} could not be removed within {world.options.deletion_seconds:.0f} s ({why}); "
@@ -107,26 +112,30 @@ def _forget(pool: Pool, node: str) -> None:
         known.pop(node, None)
 
 
-async def _step(world: World, place: Place, node: str) -> str | None:
-    """Make the pod, or look at it; returns what is in the way of the end, or None when the pool is gone."""
+async def _removed(world: World, place: Place, node: str) -> bool:
+    """Make the pod, or look at it; returns whether it has done its work.
+
+    Raises:
+        _NotRemoved: it could not; the next call makes another one.
+    """
     body = removal_pod(place, node, world.options)
     namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
     try:
         pod = await world.client.get(PODS, namespace, name)
     except errors.NotFound:
         await world.client.create(PODS, body, priority=Priority.FENCING)
-        return f"pod {namespace}/{name} has not run there"
+        return False
     status = pod.get("status") or {}
     if status.get("phase") not in ("Succeeded", "Failed"):
-        return f"pod {namespace}/{name} has not run there"
+        return False
     await world.client.delete(
         PODS, namespace, name, uid=pod["metadata"]["uid"], grace_seconds=0, priority=Priority.FENCING
     )
     if status["phase"] == "Succeeded":
-        return None
+        return True
     ended = [c.get("state", {}).get("terminated", {}) for c in status.get("containerStatuses", ())]
     said = " ".join(text.strip() for one in ended if (text := one.get("message", "")))
-    return said or status.get("message") or status.get("reason") or f"pod {namespace}/{name} failed"
+    raise _NotRemoved(said or status.get("message") or status.get("reason") or f"pod {namespace}/{name} failed")
 
 
 async def _discard(world: World, name: str) -> None:

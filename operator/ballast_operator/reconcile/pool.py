@@ -78,8 +78,8 @@ class Pool:
     """Nodes that hold a host pool, with when a worker was last seen there."""
     removing: dict[str, float] = field(default_factory=dict)
     """Nodes from which the host pool is being removed, with since when."""
-    troubles: dict[str, str | None] = field(default_factory=dict)
-    """What is in the way of that, by node."""
+    troubles: dict[str, str] = field(default_factory=dict)
+    """Why that failed the last time, by node."""
 
     draining: frozenset[str] = frozenset()
     released: set[str] = field(default_factory=set)
