@@ -37,7 +37,7 @@ _PARALLEL: Final = 32
 _DEADLINE_SECONDS: Final = 60
 
 
-class _NotRemoved(Exception):
+class _NotRemovedError(Exception):
     """A pod that was to remove a pool failed; the message has its last words."""
 
 
@@ -81,7 +81,7 @@ async def remove(world: World, budget: Object, pool: Pool, nodes: Sequence[str])
             try:
                 if await _removed(world, place, node):
                     _forget(pool, node)
-            except _NotRemoved as error:
+            except _NotRemovedError as error:
                 pool.troubles[node] = str(error)
             except errors.ApiError as error:
                 pool.troubles[node] = error.message
@@ -116,7 +116,7 @@ async def _removed(world: World, place: Place, node: str) -> bool:
     """Make the pod, or look at it; returns whether it has done its work.
 
     Raises:
-        _NotRemoved: it could not; the next call makes another one.
+        _NotRemovedError: it could not; the next call makes another one.
     """
     body = removal_pod(place, node, world.options)
     namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
@@ -135,7 +135,7 @@ async def _removed(world: World, place: Place, node: str) -> bool:
         return True
     ended = [c.get("state", {}).get("terminated", {}) for c in status.get("containerStatuses", ())]
     said = " ".join(text.strip() for one in ended if (text := one.get("message", "")))
-    raise _NotRemoved(said or status.get("message") or status.get("reason") or f"pod {namespace}/{name} failed")
+    raise _NotRemovedError(said or status.get("message") or status.get("reason") or f"pod {namespace}/{name} failed")
 
 
 async def _discard(world: World, name: str) -> None:
