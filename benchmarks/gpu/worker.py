@@ -145,21 +145,25 @@ class Worker:
 
     def add(self, name: str) -> None:
         """Serve a model; a pinned one is loaded."""
-        built, done = self._built[name], threading.Event()
-        wish = ResidencyWish.DEVICE if name in self._pinned else ResidencyWish.UNPINNED
-        resident = ResidentModel(name, built.bundle, wish, built.scratch_bytes)
+        done = threading.Event()
         refusals: list[Refusal] = []
 
         def added(refusal: Refusal | None) -> None:
             refusals.extend([refusal] if refusal is not None else [])
             done.set()
 
-        self.parts.engine.add(ServableModel(resident, built.bundle.manifest, built.programs, 0, 0.0), added)
+        self.parts.engine.add(self._servable(name), added)
         _wait(done, f"adding {name}")
         if refusals:
             raise BenchmarkError(refusals[0].message)
         if name in self._pinned:
             self._until_loaded(name)
+
+    def _servable(self, name: str) -> ServableModel:
+        built = self._built[name]
+        wish = ResidencyWish.DEVICE if name in self._pinned else ResidencyWish.UNPINNED
+        resident = ResidentModel(name, built.bundle, wish, built.scratch_bytes)
+        return ServableModel(resident, built.bundle.manifest, built.programs, 0, 0.0)
 
     def remove(self, name: str) -> None:
         """Serve a model no longer; returns when its weights have left the device."""
