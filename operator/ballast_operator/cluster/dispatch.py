@@ -52,13 +52,15 @@ class Dispatcher:
         spacing: Callable[[Key], float] = lambda _: 0.0,
         lane: Callable[[Key], int] = lambda _: 0,
         rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reconcile = reconcile
+        self._clock = clock
         self._metrics = metrics
         self._workers = workers
         self._woken = asyncio.Event()
         self.queue: WorkQueue[Key] = WorkQueue(
-            clock=time.monotonic,
+            clock=clock,
             rng=rng or random.Random(),  # noqa: S311 - jitter
             spacing=spacing,
             lane=lane,
@@ -69,7 +71,7 @@ class Dispatcher:
 
     def longest_run(self) -> float:
         """Seconds for which the oldest reconciliation in flight has been running; 0 when none is."""
-        return time.monotonic() - min(self._started.values()) if self._started else 0.0
+        return self._clock() - min(self._started.values()) if self._started else 0.0
 
     async def run(self) -> None:
         """Turn the queue until cancelled."""
@@ -88,7 +90,7 @@ class Dispatcher:
             if key is not None:
                 return key
             due = self.queue.next_due()
-            wait = None if due is None else max(0.0, due - time.monotonic())
+            wait = None if due is None else max(0.0, due - self._clock())
             try:
                 async with asyncio.timeout(wait):  # not wait_for, which may swallow a cancellation in Python 3.11
                     await self._woken.wait()
@@ -96,7 +98,7 @@ class Dispatcher:
                 continue
 
     async def _one(self, key: Key) -> None:
-        started = self._started[key] = time.monotonic()
+        started = self._started[key] = self._clock()
         result = "ok"
         try:
             again = await self._reconcile(key)
@@ -124,4 +126,4 @@ class Dispatcher:
             del self._started[key]
             if result != "ok":
                 self._metrics.queue_retries.labels(key.kind).inc()
-            self._metrics.reconcile_seconds.labels(key.kind, result).observe(time.monotonic() - started)
+            self._metrics.reconcile_seconds.labels(key.kind, result).observe(self._clock() - started)

@@ -41,7 +41,7 @@ class WorkQueue(Generic[K]):
         clock: Callable[[], float],
         rng: random.Random,
         base: float = 0.005,
-        limit: float = 300.0,
+        limit: float = 60.0,
         impatience: float = 1.0,
         spacing: Callable[[K], float] = lambda _: 0.0,
         lane: Callable[[K], int] = lambda _: 0,
