@@ -112,9 +112,13 @@ async def _place(options: argparse.Namespace, here: Ground, subject: Subject, wa
     started = time.monotonic()
     bodies = [_model(n, options.pools) for n in range(options.models)]
     creating = asyncio.create_task(bare.create(here.kubeconfig, bodies))
-    placed = await watch.until(lambda: watch.holding["Placed"] == options.models, seconds=_PATIENCE_SECONDS)
+    placed = await subject.outlive(
+        watch.until(lambda: watch.holding["Placed"] == options.models, seconds=_PATIENCE_SECONDS)
+    )
     progress(f"all are placed after {placed - started:.1f} s")
-    ready = await watch.until(lambda: watch.holding["Ready"] == options.models, seconds=_PATIENCE_SECONDS)
+    ready = await subject.outlive(
+        watch.until(lambda: watch.holding["Ready"] == options.models, seconds=_PATIENCE_SECONDS)
+    )
     progress(f"all are ready after {ready - started:.1f} s")
     spent, created = subject.cpu_seconds() - cpu, await creating
     writes = (await _quiet(subject)).writes() - before.writes()

@@ -8,15 +8,18 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from ballast_operator.edge.arguments import PREFIX
 from benchmarks.operator.ground import free_port
+
+R = TypeVar("R")
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _WRITES: Final = frozenset({"apply", "create", "patch", "update", "delete"})
@@ -95,6 +98,18 @@ class Subject:
                 for sample in family.samples
             }
         )
+
+    async def outlive(self, work: Awaitable[R]) -> R:
+        """Wait for something that the operator brings about. Raises RuntimeError when it ends before."""
+        waiting, ended = asyncio.ensure_future(work), asyncio.create_task(self._process.wait())
+        try:
+            await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise RuntimeError(f"the operator ended with {self._process.returncode}")
+            return waiting.result()
+        finally:
+            waiting.cancel()
+            ended.cancel()
 
     async def stop(self) -> None:
         """End it as Kubernetes would, and wait."""
