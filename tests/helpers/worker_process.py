@@ -57,6 +57,12 @@ class WorkerCommand:
         ready = self.event("worker.ready")
         self.ports = {name: line[name] for line in (met, ready) for name in line if name.endswith("_port")}
 
+    def rest(self) -> list[dict[str, Any]]:
+        """Every log line, after its end."""
+        while (line := self._lines.get()) is not None:
+            self.seen.append(line)
+        return self.seen
+
     def page(self, path: str, port: str = "introspection_port") -> tuple[int, str]:
         """A page of one of its ports."""
         connection = http.client.HTTPConnection("127.0.0.1", self.ports[port], timeout=30)
