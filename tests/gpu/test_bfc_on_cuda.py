@@ -256,6 +256,7 @@ def test_a_worker_with_its_weights_in_xlas_allocator_keeps_to_its_plan_while_mod
         )
         assert loads > 10
         assert worker.metric("worker_weight_admission_failures_total") == 0
+        assert worker.metric("worker_device_memory_foreseen") == 1
         assert used <= 4 << 30
         assert used - first <= 4 * MIB
         assert worker.end() == 0

@@ -136,6 +136,8 @@ def test_bytes_that_somebody_else_holds_make_admission_count_bytes_until_they_ar
     foreign = pool.put(np.zeros(40 * KIB, np.uint8))
     load(memory, "a", model(16))
     assert not memory.exact
+    now = memory.statistics()
+    assert (now.foreseen, now.in_use, now.free) == (False, 56 * KIB, 168 * KIB)
     assert "does not agree with it" in caplog.text
     assert "by the count of free bytes alone" in caplog.text
     with pytest.raises(NotPlaceableError):

@@ -209,6 +209,11 @@ def _memory(view: WorkerView, pool: tuple[int, int, int] | None) -> Iterator[Met
         "1 - largest free block / free; 0 when the free memory is one block",
         memory.fragmentation,
     )
+    yield _gauge(
+        "worker_device_memory_foreseen",
+        "1 when admission knows where weights will lie; 0 when XLA's allocator did otherwise and free bytes alone count",
+        memory.foreseen,
+    )
     yield _gauge("worker_weight_pool_bytes", "For weights in all", memory.capacity)
     yield _gauge("worker_resident_weight_bytes", "Held by weights", memory.in_use)
     yield _gauge("worker_weight_cache_pinned_bytes", "Weights that are always on the device", memory.pinned)
@@ -303,5 +308,7 @@ def _host(view: WorkerView) -> Iterator[Metric]:
         host.swept_regions,
     )
     yield _counter(
-        "worker_host_weight_swept_bytes_total", "Bytes that killed workers had left, freed by this one", host.swept_bytes
+        "worker_host_weight_swept_bytes_total",
+        "Bytes that killed workers had left, freed by this one",
+        host.swept_bytes,
     )

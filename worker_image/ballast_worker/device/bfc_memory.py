@@ -191,8 +191,8 @@ class BfcMemory:
     def starved(self) -> bool:
         """No free block holds the scratch of executions."""
         with self._lock:
-            largest = self._replay.largest_free if self.exact else self._pool.statistics().largest_free
-            return largest < self._scratch
+            now = self._replay if self.exact else self._pool.statistics()
+            return now.largest_free < self._scratch
 
     def statistics(self) -> Statistics:
         """Bytes that weights may take; `largest_free` is what they may take of the largest block at most."""
@@ -298,9 +298,10 @@ class BfcMemory:
         self.exact = exact
 
     def _statistics(self) -> Statistics:
+        now = self._replay if self.exact else self._pool.statistics()
         capacity = max(0, self._replay.capacity - self._scratch)
-        in_use = min(capacity, self._replay.in_use)
-        return Statistics(capacity, in_use, self._pinned, min(capacity - in_use, self._replay.largest_free))
+        in_use = min(capacity, now.in_use)
+        return Statistics(capacity, in_use, self._pinned, min(capacity - in_use, now.largest_free), self.exact)
 
     def _not_placeable(self, nbytes: int) -> NotPlaceableError:
         now = self._statistics()

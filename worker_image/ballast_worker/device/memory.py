@@ -41,12 +41,17 @@ class ExtentInfo:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Bytes of the arena at one moment. capacity == in_use + free."""
+    """Bytes for weights at one moment. capacity == in_use + free.
+
+    Attributes:
+        foreseen: where extents will lie is known before they are placed. False: only free bytes are counted.
+    """
 
     capacity: int
     in_use: int
     pinned: int
     largest_free: int
+    foreseen: bool = True
 
     @property
     def free(self) -> int:
