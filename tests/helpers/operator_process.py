@@ -2,7 +2,7 @@
 """An operator in a process of its own, which can be killed and stopped, and reaches workers at addresses of a file.
 
 Run as `python -m helpers.operator_process ADDRESSES COMMAND...`: a JSON object of pod names and loopback ports, then what
-`ballast-operator` takes.
+`ballast-operator` takes. It says `candidate` when it begins to compete for the Lease.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def main(addresses: Path, command: list[str]) -> None:
         process = Process(
             parse(command, os.environ), registry=CollectorRegistry(), health=Health(), on_lost=_lost, dial=dial
         )
+        print("candidate", flush=True)
         await process.run(asyncio.Event())
 
     asyncio.run(run())

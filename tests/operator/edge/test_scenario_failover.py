@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import datetime as dt
 import json
 import logging
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -52,18 +55,28 @@ class Operators:
         command += ["--lease-namespace", self._rig.namespace, "--namespace", self._rig.namespace]
         path = os.pathsep.join(str(REPOSITORY / part) for part in ("tests", "operator", "worker_image"))
         images = {"BALLAST_OPERATOR_OPERATOR_IMAGE": "registry.example/ballast-operator:test"}
-        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "PYTHONPATH": path, **images})
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, "PYTHONPATH": path, **images}, stdout=asyncio.subprocess.PIPE
+        )
         self.running.append(process)
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"candidate\n"
         return process
 
-    async def lease(self) -> tuple[str, int]:
-        """Who leads, and with which epoch."""
-        spec = (await self._rig.client.get(LEASES, self._rig.namespace, "ballast-operator"))["spec"]
-        return spec["holderIdentity"], spec["leaseTransitions"]
+    async def lease(self) -> dict[str, Any]:
+        """Who leads, since when, and with which epoch."""
+        found: dict[str, Any] = (await self._rig.client.get(LEASES, self._rig.namespace, "ballast-operator"))["spec"]
+        return found
 
-    async def followed(self, before: str) -> bool:
-        holder, epoch = await self.lease()
-        return holder not in ("", before) and epoch == 2
+    async def followed(self, before: str) -> float:
+        """When another than the one before began to lead."""
+
+        async def other() -> bool:
+            found = await self.lease()
+            return found["holderIdentity"] not in ("", before) and found["leaseTransitions"] == 2
+
+        await self._rig.until(other, seconds=60)
+        return dt.datetime.fromisoformat((await self.lease())["acquireTime"]).timestamp()
 
 
 @pytest.fixture
@@ -129,13 +142,14 @@ async def test_no_call_of_a_killed_leader_s_epoch_is_accepted_once_its_follower_
     await bare.set_pod_status(name, phase="Running", podIP="10.77.0.1", podIPs=[{"ip": "10.77.0.1"}])
     await bare.set_ready(name, True)
     await bare.until_condition(BUDGETS, "default", "Ready", "True", seconds=60)
-    before, epoch = await operators.lease()
-    assert (epoch, worker.running.worker.desk.epoch) == (1, 1)
+    lease = await operators.lease()
+    assert (lease["leaseTransitions"], worker.running.worker.desk.epoch) == (1, 1)
 
     await operators.start()
     shown = await identity(bare)
+    killed = time.time()
     leader.kill()
-    await bare.until(lambda: operators.followed(before), seconds=FOLLOWED_SECONDS)
+    assert await operators.followed(lease["holderIdentity"]) <= killed + FOLLOWED_SECONDS
 
     async def spoken() -> bool:
         return worker.running.worker.desk.epoch == 2
@@ -183,10 +197,10 @@ async def test_a_leader_that_was_stopped_ends_when_it_goes_on_and_workers_obey_i
     await bare.budget()
     await bare.model("minilm", residency="device")
     await bare.until_condition(MODELS, "minilm", "Ready", "True")
-    before, _ = await operators.lease()
+    before = (await operators.lease())["holderIdentity"]
     await operators.start()
     leader.send_signal(signal.SIGSTOP)
-    await bare.until(lambda: operators.followed(before), seconds=FOLLOWED_SECONDS)
+    await operators.followed(before)
     [worker] = bare.workers.values()
 
     async def obeys() -> bool:
