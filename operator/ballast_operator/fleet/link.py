@@ -49,11 +49,13 @@ class CallError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one worker is to serve. Equal generations mean equal models."""
+    """What one worker is to serve. Equal generations mean equal models, and as many workers on its node."""
 
     generation: int
     models: tuple[pb.AssignedModel, ...]
     routes: Routes
+    node_workers: int = 0
+    """Workers of the pool on its node; 0 is not known."""
 
 
 class Link:
@@ -265,6 +267,7 @@ class Link:
             generation=wanted.generation,
             models=wanted.models,
             routes=wanted.routes.since(self._held),
+            node_workers=wanted.node_workers,
         )
         answer = await self._call(self._stub.ApplyAssignment, request, _CALL_SECONDS)
         if answer.instance_id != instance:  # it restarted meanwhile; its stream will say so

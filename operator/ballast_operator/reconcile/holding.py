@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -87,13 +88,15 @@ def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls
         pool.messages[model.uid] = message
         for uid in rolls[model.uid].hold:
             held_by.setdefault(uid, []).append(message)
+    neighbours = Counter(worker.pod.node for worker in crew if worker.pod.live)
     raised = False
     for worker in crew:
         link = world.fleet.link(worker.uid)
         if link is None or not worker.known:
             continue
         held = held_by.get(worker.uid, [])
-        content = tuple(message.SerializeToString(deterministic=True) for message in held)
+        beside = neighbours[worker.pod.node]
+        content = beside, tuple(message.SerializeToString(deterministic=True) for message in held)
         generation, before = pool.contents.get(worker.uid, (0, None))
         if content != before:
             if not raised:
@@ -102,7 +105,7 @@ def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls
                 raised = True
             generation = pool.generation
             pool.contents[worker.uid] = generation, content
-        link.assign(Assignment(generation, tuple(held), routes))
+        link.assign(Assignment(generation, tuple(held), routes, beside))
     for uid in pool.contents.keys() - crew.by_uid.keys():
         del pool.contents[uid]
     for uid in pool.messages.keys() - rolls.keys():

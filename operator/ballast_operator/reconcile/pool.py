@@ -47,8 +47,8 @@ class Pool:
     since: dict[str, Mapping[str, float]] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)
     """Workers (uid) whose reported models have been taken into `holders`."""
-    contents: dict[str, tuple[int, tuple[bytes, ...]]] = field(default_factory=dict)
-    """What each worker was last told to serve, by uid: generation, and the models serialised."""
+    contents: dict[str, tuple[int, tuple[int, tuple[bytes, ...]]]] = field(default_factory=dict)
+    """What each worker was last told, by uid: generation, workers on its node, and the models serialised."""
 
     messages: dict[str, pb.AssignedModel] = field(default_factory=dict)
     """What workers were last told of each model, by uid."""

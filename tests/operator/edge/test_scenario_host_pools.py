@@ -184,6 +184,16 @@ async def test_copies_that_cannot_be_kept_are_a_condition_an_event_and_a_metric_
     assert streaming() == 0
 
 
+async def test_workers_are_told_how_many_of_them_divide_what_they_do_not_share(pool: Rig):
+    await pool.budget(replicas=4, host={"budget": "1Gi", "sharing": "none"})
+    await pool.until_condition(BUDGETS, "default", "WorkersReady", "True")
+
+    async def told() -> bool:
+        return [w.calls("ApplyAssignment")[-1].node_workers for w in pool.workers.values()] == [2, 2, 2, 2]
+
+    await pool.until(told)
+
+
 async def test_a_mount_that_is_too_small_is_the_reason_of_the_pool(pool: Rig):
     def prepare(worker) -> None:
         failure = pb.Failure(reason="ShmTooSmall", message="host.budget is ... and /dev/shm/ballast has ...")

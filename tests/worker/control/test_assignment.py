@@ -33,13 +33,14 @@ def test_what_was_saved_is_loaded_whole(tmp_path):
             ),
             epoch=3,
             generation=9,
+            node_workers=4,
             routes=pb.RouteTable(version=5, routes=[route("far", "w2", "w3")]),
         )
     )
     AssignmentFile(tmp_path).save(assignment)
     loaded = AssignmentFile(tmp_path).load()
     assert loaded == assignment
-    assert loaded.epoch == 3
+    assert (loaded.epoch, loaded.node_workers) == (3, 4)
     assert loaded.models[0].residency is ResidencyWish.DEVICE
 
 

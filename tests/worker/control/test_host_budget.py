@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ballast_contract.config import Host
+from ballast_contract.config import Host, WorkerConfig
 from ballast_contract.reasons import Reason
 from ballast_worker.control.hostbudget import PROCESS_BYTES, HostFacts, check, describe, resolve
+from ballast_worker.control.machine import Machine
 
 MI = 1 << 20
 FACTS = HostFacts(Path("/dev/shm"), 64 * MI, 64 * MI, None, PROCESS_BYTES + 1024 * MI)
@@ -36,25 +37,37 @@ def host(**fields):
     ],
 )
 def test_what_a_budget_means(config, useful, budget):
-    assert resolve(config, FACTS, process=0, useful=useful) == budget
+    assert resolve(config, FACTS, process=0, useful=useful, workers=config.workers) == budget
 
 
 def test_an_automatic_budget_takes_nothing_of_a_disk():
-    assert resolve(host(), replace(FACTS, in_memory=False), process=0, useful=None) == 0
-    assert resolve(host(budget="8m"), replace(FACTS, in_memory=False), process=0, useful=None) == 8 * MI
+    assert resolve(host(), replace(FACTS, in_memory=False), process=0, useful=None, workers=1) == 0
+    assert resolve(host(budget="8m"), replace(FACTS, in_memory=False), process=0, useful=None, workers=1) == 8 * MI
 
 
 def test_an_automatic_budget_leaves_the_process_its_memory():
-    assert resolve(host(), replace(FACTS, free=PROCESS_BYTES + 30 * MI), process=10 * MI, useful=None) == 20 * MI
-    assert resolve(host(), replace(FACTS, free=MI), process=0, useful=None) == 0
+    assert (
+        resolve(host(), replace(FACTS, free=PROCESS_BYTES + 30 * MI), process=10 * MI, useful=None, workers=1)
+        == 20 * MI
+    )
+    assert resolve(host(), replace(FACTS, free=MI), process=0, useful=None, workers=1) == 0
 
 
 def test_a_budget_larger_than_the_mount_is_refused_with_what_to_set():
     """B16: a mount of 64 MiB, the default of a container, and a budget of 128 MiB."""
     failure = check(host(budget="128m"), FACTS, process=0)
     assert failure.reason is Reason.SHM_TOO_SMALL
-    for part in ("/dev/shm", str(64 * MI), str(128 * MI), "host.budget to 64Mi", "at least 128Mi"):
+    for part in (
+        "/dev/shm",
+        str(64 * MI),
+        str(128 * MI),
+        "host.budget to 64Mi",
+        "resources.limits.memory",
+        "at least 128Mi",
+    ):
         assert part in failure.message
+    failure = check(host(budget="128m", sharing="node"), FACTS, process=0)
+    assert "make the node's /dev/shm at least 128Mi" in failure.message
 
 
 def test_a_budget_over_the_memory_limit_is_refused_with_what_to_set():
@@ -92,6 +105,14 @@ def test_without_a_limit_the_machine_counts(tmp_path, unlimited):
     assert (facts.limit, facts.free) == (None, 8 * MI)
 
 
+def test_what_the_pool_holds_already_is_not_counted_against_the_machine(tmp_path):
+    """Of workers that share a pool the later ones must not take the earlier ones' copies for memory that is gone."""
+    root = machine(tmp_path, "max", 0)
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "segment").write_bytes(b"x" * MI)
+    assert describe(tmp_path / "pool", root=root).free >= 9 * MI
+
+
 def test_what_the_pool_holds_already_is_not_counted_against_it(tmp_path, monkeypatch):
     """A restarted worker finds its own copies in the mount, and plans with their room."""
     status = os.statvfs(tmp_path)
@@ -100,3 +121,12 @@ def test_what_the_pool_holds_already_is_not_counted_against_it(tmp_path, monkeyp
     before = describe(tmp_path / "pool")
     (tmp_path / "pool" / "segment").write_bytes(b"x" * MI)
     assert describe(tmp_path / "pool").mount_free - before.mount_free >= MI
+
+
+@pytest.mark.parametrize(("told", "configured", "share"), [(4, 1, 16), (0, 2, 32), (0, 1, 64)])
+def test_workers_of_a_node_divide_what_they_do_not_share_as_the_operator_says_or_the_configuration(
+    told, configured, share, tmp_path
+):
+    section = {"budget": "64m", "workers": configured, "directory": str(tmp_path), "segmentBytes": "2m"}
+    config = WorkerConfig.model_validate({"managed": bool(told), "host": section})
+    assert Machine(config).host_bytes(0, 0, workers=told) == share * MI

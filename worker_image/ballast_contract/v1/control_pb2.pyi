@@ -327,16 +327,18 @@ class InspectResponse(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., name: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., largest_tensor_bytes: _Optional[int] = ..., tensors: _Optional[int] = ..., programs: _Optional[int] = ..., platforms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ApplyAssignmentRequest(_message.Message):
-    __slots__ = ("epoch", "generation", "models", "routes")
+    __slots__ = ("epoch", "generation", "models", "routes", "node_workers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
+    NODE_WORKERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     generation: int
     models: _containers.RepeatedCompositeFieldContainer[AssignedModel]
     routes: RouteTable
-    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., models: _Optional[_Iterable[_Union[AssignedModel, _Mapping]]] = ..., routes: _Optional[_Union[RouteTable, _Mapping]] = ...) -> None: ...
+    node_workers: int
+    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., models: _Optional[_Iterable[_Union[AssignedModel, _Mapping]]] = ..., routes: _Optional[_Union[RouteTable, _Mapping]] = ..., node_workers: _Optional[int] = ...) -> None: ...
 
 class ApplyAssignmentResponse(_message.Message):
     __slots__ = ("instance_id", "generation", "route_version", "refused")

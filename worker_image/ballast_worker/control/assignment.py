@@ -108,12 +108,14 @@ class Assignment:
         generation: of the assignment; None before the first.
         models: in the order given, names unique.
         routes: of the pool.
+        node_workers: of the pool on this node; 0 is not known.
     """
 
     epoch: int = 0
     generation: int | None = None
     models: tuple[AssignedModel, ...] = ()
     routes: Routes = Routes()
+    node_workers: int = 0
 
     def accept(self, request: pb.ApplyAssignmentRequest) -> Assignment:
         """The assignment after a request of the operator.
@@ -124,7 +126,8 @@ class Assignment:
         models = tuple(_model(message) for message in request.models)
         check_names(models)
         routes = self.routes.apply(request.routes) if request.HasField("routes") else self.routes
-        return Assignment(max(self.epoch, request.epoch), request.generation, models, routes)
+        epoch = max(self.epoch, request.epoch)
+        return Assignment(epoch, request.generation, models, routes, request.node_workers)
 
     def with_epoch(self, epoch: int) -> Assignment:
         """The same models, said to be of a higher epoch."""
@@ -212,6 +215,7 @@ def _to_json(assignment: Assignment) -> dict[str, Any]:
         "format": _FORMAT,
         "epoch": assignment.epoch,
         "generation": assignment.generation,
+        "node_workers": assignment.node_workers,
         "models": [
             {
                 "name": m.name,
@@ -242,4 +246,5 @@ def _from_json(data: Mapping[str, Any]) -> Assignment:
         model: tuple(Hop(worker, Endpoint(host, http, grpc)) for worker, host, http, grpc in hops)
         for model, hops in data["routes"]["table"].items()
     }
-    return Assignment(data["epoch"], data["generation"], models, Routes(data["routes"]["version"], table))
+    routes = Routes(data["routes"]["version"], table)
+    return Assignment(data["epoch"], data["generation"], models, routes, data.get("node_workers", 0))

@@ -29,7 +29,7 @@ class HostFacts:
         mount_total: its size.
         mount_free: free in it, together with what the pool holds already.
         limit: the container's memory limit; None without one.
-        free: what the limit leaves, or what the machine has where there is no limit.
+        free: what the limit leaves, or what the machine has where there is no limit, together with what the pool holds.
         in_memory: the file system keeps its files in memory: only there an automatic budget takes anything.
     """
 
@@ -48,22 +48,23 @@ def describe(pool: Path, *, root: Path = Path("/")) -> HostFacts:
         mount = mount.parent
     status = os.statvfs(mount)
     held = sum(entry.stat().st_blocks * 512 for entry in pool.iterdir()) if pool.is_dir() else 0
-    machine = _available(root)
+    machine = _available(root) + held
     limit, used = _cgroup(root)
     free = machine if limit is None else min(machine, max(0, limit - used))
     return HostFacts(mount, status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize + held, limit, free)
 
 
-def resolve(config: Host, facts: HostFacts, *, process: int, useful: int | None) -> int | None:
+def resolve(config: Host, facts: HostFacts, *, process: int, useful: int | None, workers: int) -> int | None:
     """The budget of this worker's pool in bytes; None is unlimited.
 
     Args:
         config: `host`.
         facts: of the machine.
         process: bytes that this process will take besides: on cpu the arena.
+        workers: that divide the budget where it is not shared.
         useful: bytes beyond which copies cannot be used, where that is known: an automatic budget stops there.
     """
-    share = config.workers if config.sharing == "none" else 1
+    share = workers if config.sharing == "none" else 1
     if config.budget == "unlimited":
         return None
     if isinstance(config.budget, int):
@@ -81,10 +82,12 @@ def check(config: Host, facts: HostFacts, *, process: int) -> Failure | None:
     if not isinstance(config.budget, int) or config.budget == 0:
         return None
     if config.budget > facts.mount_total:
+        in_pods = "the mount (workers.resources.limits.memory in a pod)"
+        larger = "the node's /dev/shm" if config.sharing == "node" else in_pods
         return Failure(
             Reason.SHM_TOO_SMALL,
             f"host.budget is {config.budget} bytes and {facts.mount} has {facts.mount_total}: lower host.budget to "
-            f"{facts.mount_total >> 20}Mi, or make the mount at least {ceil_api(config.budget)}",
+            f"{facts.mount_total >> 20}Mi, or make {larger} at least {ceil_api(config.budget)}",
         )
     need = config.budget + process
     if facts.limit is not None and need > facts.limit:

@@ -128,12 +128,13 @@ class Machine:
             changed=changed,
         )
 
-    def host_bytes(self, weights: int, arena: int) -> int | Failure | None:
+    def host_bytes(self, weights: int, arena: int, *, workers: int) -> int | Failure | None:
         """Budget of the host pool in bytes, None for unlimited; or why the configured one cannot be had.
 
         Args:
             weights: bytes of all models that are assigned now; a worker without an operator keeps no more.
             arena: bytes of the arena, which on cpu is host memory too.
+            workers: that divide a budget which they do not share, as the operator says; 0: as the configuration says.
         """
         config = self._config
         process = arena if config.backend == "cpu" else 0
@@ -141,7 +142,13 @@ class Machine:
         failure = hostbudget.check(config.host, facts, process=process)
         if failure is not None:
             return failure
-        return hostbudget.resolve(config.host, facts, process=process, useful=None if config.managed else weights)
+        return hostbudget.resolve(
+            config.host,
+            facts,
+            process=process,
+            useful=None if config.managed else weights,
+            workers=workers or config.host.workers,
+        )
 
     def failure(self, error: BaseException) -> Failure:
         """Why the plan could not be carried out, in words of the closed list."""

@@ -42,12 +42,14 @@ class Planner:
     Attributes:
         limits: what fits; they follow the plan in force.
         plan: in force, or refused; None before the first.
+        node_workers: that divide a host budget which they do not share; 0 is not known.
     """
 
     def __init__(self, config: WorkerConfig, machine: Machine) -> None:
         self._machine = machine
         self.limits = DeviceLimits(Basis(config, machine.budget, machine.context, machine.overhead(0)))
         self.plan: Plan | None = None
+        self.node_workers = 0
         self._inputs: PlanInputs | None = None
         self._again_at: float | None = None
 
@@ -58,7 +60,7 @@ class Planner:
             self.limits.basis = replace(self.limits.basis, budget=self._machine.look())
         built = lineup.built()
         weights = sum(one.bundle.layout.nbytes for one in built.values())
-        host = self._machine.host_bytes(weights, 0)
+        host = self._machine.host_bytes(weights, 0, workers=self.node_workers)
         overhead = self._machine.overhead(host if isinstance(host, int) else 0)
         basis = self.limits.basis = replace(self.limits.basis, overhead=overhead)
         inputs = basis.inputs(_wanted(lineup, built))
@@ -74,7 +76,7 @@ class Planner:
             if plan.lacking:
                 self._again_at = now + _AGAIN_SECONDS
             return planning.refusal(plan)
-        host = self._machine.host_bytes(weights, plan.arena)
+        host = self._machine.host_bytes(weights, plan.arena, workers=self.node_workers)
         if isinstance(host, Failure):
             self._again_at = now + _AGAIN_SECONDS
             return host

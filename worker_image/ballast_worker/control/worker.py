@@ -204,6 +204,7 @@ class Worker:
         """An assignment to be carried out from now on."""
         self._generation = assignment.generation
         self._catalog.route(assignment.routes)
+        self._planner.node_workers = assignment.node_workers
         self.feed.touch()
         if self._machine.fault is not None:
             return
