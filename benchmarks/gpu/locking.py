@@ -25,10 +25,10 @@ def measure(setting: Setting, built: Mapping[str, Built], emit: Callable[..., No
     )
     with worker.executing(COMPUTE) as answers:
         time.sleep(setting.scale.seconds)
-    quiet = _pauses(answers)
+    quiet = pauses(answers)
     with worker.executing(COMPUTE) as answers:
         seconds = worker.load("slab")
-    locking = _pauses(answers)
+    locking = pauses(answers)
     emit(
         longest_standstill_milliseconds={
             "quiet": quiet,
@@ -40,6 +40,7 @@ def measure(setting: Setting, built: Mapping[str, Built], emit: Callable[..., No
     worker.close()
 
 
-def _pauses(answers: Sequence[Answered]) -> dict[str, float]:
-    pauses = [1e3 * (after.answered - before.answered) for before, after in pairwise(answers)] or [0.0]
-    return {"longest": max(pauses), "p99": quantile(pauses, 0.99), "p50": median(pauses), "executions": len(answers)}
+def pauses(answers: Sequence[Answered]) -> dict[str, float]:
+    """Milliseconds between the ends of neighbouring executions."""
+    between = [1e3 * (after.answered - before.answered) for before, after in pairwise(answers)] or [0.0]
+    return {"longest": max(between), "p99": quantile(between, 0.99), "p50": median(between), "executions": len(answers)}

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ PARTS: Final[Mapping[str, str]] = {
     "traffic": "traffic.measure",
     "compaction": "compaction.measure",
     "locking": "locking.measure",
+    "building": "building.measure",
     "scratch": "scratch.measure",
     "churn-arena": "churn.arena",
     "churn-bfc": "churn.bfc",
@@ -70,7 +72,11 @@ def main() -> None:
         pack(setting)
         return
     _environment(options.backend)
-    measure(options.name, setting, _emit)
+    try:
+        measure(options.name, setting, _emit)
+    except Exception:  # noqa: BLE001 - whatever it was, it is shown
+        traceback.print_exc()
+        os._exit(1)  # threads of a worker that was not taken apart would hold up the end
 
 
 if __name__ == "__main__":

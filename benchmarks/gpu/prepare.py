@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,24 +85,34 @@ def _layers(size: ModelSize) -> list[dict[str, Any]]:
     return [{name: zeros[count] for name, count in shapes.items()} for _ in range(size.layers)]
 
 
+def builder(setting: Setting) -> LocalBuilder:
+    """The worker's own builder, with a store in the setting's folder."""
+    return LocalBuilder(ExecutableStore(setting.folder / "executables"), parallelism=_BUILDERS)
+
+
+def build_one(builder: LocalBuilder, setting: Setting, name: str) -> Built:
+    """Build one bundle in a process of its own.
+
+    Raises:
+        RuntimeError: it could not be built.
+    """
+    progress(f"building {name}")
+    bundle = open_bundle(setting.bundle(name))
+    programs = tuple(tuple(sorted(program.items())) for program in bundle.manifest.canonical_programs())
+    request = BuildRequest(bundle.path, bundle.digest, programs, setting.backend, 0, _BUILDER_BYTES, _BUILD_SECONDS)
+    result = builder.build(request, progress=lambda _: None)
+    if result.failure is not None:
+        raise RuntimeError(f"{name}: {result.failure.message}")
+    return Built(bundle, result.programs, result.context_bytes)
+
+
 def build(setting: Setting) -> dict[str, Built]:
-    """Build every bundle in processes of their own. What the driver takes is measured by one that is alone.
+    """Build every bundle. What the driver takes is measured by a builder that is alone.
 
     Raises:
         RuntimeError: one of them could not be built.
     """
-    builder = LocalBuilder(ExecutableStore(setting.folder / "executables"), parallelism=_BUILDERS)
-
-    def one(name: str) -> Built:
-        progress(f"building {name}")
-        bundle = open_bundle(setting.bundle(name))
-        programs = tuple(tuple(sorted(program.items())) for program in bundle.manifest.canonical_programs())
-        request = BuildRequest(bundle.path, bundle.digest, programs, setting.backend, 0, _BUILDER_BYTES, _BUILD_SECONDS)
-        result = builder.build(request, progress=lambda _: None)
-        if result.failure is not None:
-            raise RuntimeError(f"{name}: {result.failure.message}")
-        return Built(bundle, result.programs, result.context_bytes)
-
+    one = partial(build_one, builder(setting), setting)
     alone = one(COMPUTE)  # first, which tells the others what the device is
     names = [INPUTS, *setting.scale.sizes()]
     with ThreadPoolExecutor(_BUILDERS) as pool:

@@ -25,6 +25,7 @@ FIGURES = {
         "first_call_at_a_new_address_milliseconds",
     },
     "locking": {"longest_standstill_milliseconds"},
+    "building": {"executions_beside_a_builder"},
     "scratch": {"scratch"},
     "churn-arena": {"churn_arena"},
     "churn-bfc": {"churn_bfc"},
