@@ -132,27 +132,41 @@ def test_closing_drops_what_waits_and_closes_its_transfers(tmp_path):
     assert [transfer.closed for transfer in transfers] == [1, 1]
 
 
-def test_copies_from_host_memory_do_not_queue_behind_streams():
-    class Held(Memory):
-        def __init__(self):
-            super().__init__()
-            self.go = threading.Event()
+class Held(Memory):
+    """Fills nothing before it is let go."""
 
-        def fill(self, key, chunks):
-            self.go.wait(10)
-            super().fill(key, chunks)
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
 
+    def fill(self, key, chunks):
+        self.go.wait(10)
+        super().fill(key, chunks)
+
+
+def order_of(fills):
+    """The order in which copies that wait are made; each is a key and whether it comes from host memory."""
     memory = Held()
     loader, posts = make(Store(1), memory)
-    for key, kept in (("first", False), ("stream", False), ("copy", True)):
+    for key, kept in (("first", False), *fills):
         transfer = Transfer()
         transfer.kept = kept
         loader.fill(key, transfer, lambda *_: None)
     memory.go.set()
-    for _ in range(3):
+    for _ in range(1 + len(fills)):
         posts.get(timeout=10)()
     loader.close()
-    assert memory.filled.index("copy") < memory.filled.index("stream")
+    return memory.filled
+
+
+def test_copies_from_host_memory_do_not_queue_behind_streams():
+    filled = order_of([("stream", False), ("copy", True)])
+    assert filled.index("copy") < filled.index("stream")
+
+
+def test_a_stream_is_not_overtaken_for_ever():
+    filled = order_of([("stream", False), *((f"copy {i}", True) for i in range(100))])
+    assert filled.index("copy 0") < filled.index("stream") < filled.index("copy 99")
 
 
 def test_closing_stops_a_read_that_goes_on(tmp_path):

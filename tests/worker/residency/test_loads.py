@@ -438,3 +438,27 @@ def test_two_models_that_do_not_fit_together_swap_a_few_times_a_second_and_every
     assert worker.manager.snapshot().evictions <= seconds / 1.5 + 1
     assert longest <= 3.0
     assert worker.manager.snapshot().eviction_age_seconds is not None
+
+
+def test_loads_that_nobody_waits_for_get_the_next_free_thread_however_many_requests_wait(rig):
+    """A share is set aside for models that move here."""
+    worker = rig(40)
+    for i in range(8):
+        worker.register(f"hot{i}", 1)
+        worker.manager.want(f"hot{i}")
+    assert len(worker.loader.fetches) == worker.loader.file_threads
+    worker.register("moved", 4, "device")
+    worker.loader.end_fetch()
+    worker.run()
+    assert worker.loader.fetches[-1][0] is worker.bundle("moved", 4)
+
+
+def test_one_thread_stays_free_for_requests_however_many_models_move_here(rig):
+    worker = rig(40)
+    for i in range(8):
+        worker.register(f"moved{i}", 1, "device")
+    worker.register("hot", 1)
+    worker.run()
+    assert len(worker.loader.fetches) == worker.loader.file_threads - 1
+    worker.manager.want("hot")
+    assert worker.loader.fetches[-1][0] is worker.bundle("hot", 1)

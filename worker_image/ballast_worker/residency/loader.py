@@ -20,6 +20,9 @@ from ballast_worker.host.store import HostStore, Transfer
 
 _log = logging.getLogger(__name__)
 
+_LET_BY = 16
+"""Copies from host memory that a stream lets go before it although they came later."""
+
 
 class Loader(Protocol):
     """What the manager asks of the threads below it. Called on the device thread; never blocks.
@@ -59,9 +62,13 @@ class _ClosingError(Exception):
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Fill:
-    """A copy to be made: those from host copies go before streams, which last as long as their source takes."""
+    """A copy to be made, in order of `turn`.
 
-    streamed: bool
+    Copies from host memory go before streams, which last as long as their source takes; but only so many that come later,
+    so that a model that moves here gets its share of a link that is never idle.
+    """
+
+    turn: int
     number: int
     key: str = field(compare=False)
     transfer: Transfer = field(compare=False)
@@ -128,7 +135,8 @@ class ThreadedLoader:
 
     def fill(self, key: str, transfer: Transfer, done: Callable[[Exception | None, float], None]) -> None:
         """See `Loader.fill`."""
-        self._fills.put(_Fill(not transfer.kept, next(self._numbers), key, transfer, done))
+        number = next(self._numbers)
+        self._fills.put(_Fill(number if transfer.kept else number + _LET_BY, number, key, transfer, done))
 
     def discard(self, transfer: Transfer) -> None:
         """See `Loader.discard`."""
