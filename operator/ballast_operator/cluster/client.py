@@ -127,8 +127,8 @@ class Client:
     ) -> Object:
         """Server-side apply of `status`. The body's metadata should carry the uid: another object is then a Conflict.
 
-        An object that is gone is a NotFound; apply would create it, but not through a subresource. Fields that an older
-        definition lacks are dropped: the rest of a status, which may say so, is worth more than none.
+        An object that is gone is a NotFound; apply would create it, but not through a subresource. Fields that the
+        installed definition does not declare are Invalid, all of the status with them.
         """
         return await self.apply(
             resource, body, manager=manager, subresource="status", validation="Ignore", priority=priority

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -126,7 +127,7 @@ async def write_status(
     generation = int(metadata.get("generation", 0))
     wanted: dict[str, Any] = {
         "observedGeneration": generation,
-        **body,
+        **declared(body, resource.kind, world.options.stale_definitions),
         "conditions": merge(facts, existing.get("conditions", ()), generation=generation, now=world.now()),
     }
     ours = {key: value for key, value in existing.items() if key != "assignment"}
@@ -145,6 +146,28 @@ async def write_status(
     world.observe(resource, None, answer, by=by)
     announce(world, obj, resource.kind, facts, existing.get("conditions", ()))
     return True
+
+
+def declared(body: Mapping[str, Any], kind: str, stale: Sequence[str]) -> dict[str, Any]:
+    """A status without the fields that the installed definition lacks: for one of them the API server refuses the whole.
+
+    Args:
+        body: the status.
+        kind: of the object.
+        stale: what installed definitions lack, as in "WeightBudget status.hostNodes".
+    """
+    found = copy.deepcopy(dict(body))
+    for text in stale:
+        of, _, path = text.partition(" ")
+        top, *keys = path.split(".")
+        if of != kind or top != "status" or not keys:
+            continue
+        part: Any = found
+        for key in keys[:-1]:
+            part = part.get(key, {}) if isinstance(part, dict) else {}
+        if isinstance(part, dict):
+            part.pop(keys[-1], None)
+    return found
 
 
 def announce(

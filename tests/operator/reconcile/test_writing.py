@@ -20,7 +20,7 @@ from ballast_operator.reconcile import commands, demand
 from ballast_operator.reconcile.bundles import Bundles
 from ballast_operator.reconcile.conditions import Fact, merge, no, unknown, yes
 from ballast_operator.reconcile.events import Events
-from ballast_operator.reconcile.writing import _normal, _pressing, _severity
+from ballast_operator.reconcile.writing import _normal, _pressing, _severity, declared
 
 NOW = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 LATER = NOW + dt.timedelta(hours=1)
@@ -34,6 +34,16 @@ def test_a_condition_keeps_its_time_until_its_status_changes():
     assert (second[0]["reason"], second[0]["observedGeneration"]) == ("Measuring", 2)
     third = merge({"Ready": yes(Reason.READY)}, second, generation=2, now=LATER)
     assert third[0]["lastTransitionTime"] == "2026-01-01T13:00:00Z"
+
+
+def test_a_status_has_no_field_that_the_installed_definition_lacks():
+    """B28: for one such field the API server refuses the whole status."""
+    stale = ["WeightBudget status.hostNodes", "WeightBudget status.device.free", "WeightBudget status.gone.deep"]
+    body = {"hostNodes": ["a"], "device": {"free": "1", "budget": "2"}, "replicas": 1}
+    assert declared(body, "WeightBudget", stale) == {"device": {"budget": "2"}, "replicas": 1}
+    assert body["device"] == {"free": "1", "budget": "2"}
+    assert declared(body, "InferenceModel", stale) == body
+    assert declared(body, "WeightBudget", ["WeightBudget spec.device.budget"]) == body
 
 
 def test_a_message_is_bounded():
