@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 
+from ballast_contract import names
 from ballast_operator.cluster import errors
 from ballast_operator.edge.arguments import Arguments, parse, version
 from ballast_operator.edge.health import Health, HealthServer
@@ -54,7 +55,13 @@ def _serve(arguments: Arguments) -> None:
     server = HealthServer(health, registry, host=arguments.host, port=arguments.port)
     server.start()
     try:
-        process = Process(arguments, registry=registry, health=health, on_lost=_lost)
+        process = Process(
+            arguments,
+            registry=registry,
+            health=health,
+            on_lost=_lost,
+            introspection_port=names.INTROSPECTION_PORT,
+        )
         asyncio.run(_until_signal(process))
     finally:
         server.stop()

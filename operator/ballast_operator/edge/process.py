@@ -27,6 +27,7 @@ from ballast_operator.cluster.resources import Resource
 from ballast_operator.edge import handlers
 from ballast_operator.edge.arguments import Arguments
 from ballast_operator.edge.health import Health
+from ballast_operator.edge.introspection import Introspection
 from ballast_operator.edge.preflight import PreflightError, check_definitions, check_rights
 from ballast_operator.edge.sweeper import Sweeper
 from ballast_operator.fleet.authority import AuthorityError
@@ -68,10 +69,12 @@ class Process:
         on_lost: Callable[[str], None],
         dial: Dial = channel,
         options: Options | None = None,
+        introspection_port: int | None = None,
     ) -> None:
         self._arguments = arguments
         self._health = health
         self._dial = dial
+        self._introspection_port = introspection_port
         self._options = options or Options(
             worker_image=arguments.worker_image,
             operator_image=arguments.operator_image,
@@ -192,6 +195,10 @@ class Process:
         watching = asyncio.create_task(edge, name="kopf")
         async with AsyncExitStack() as working:
             working.push_async_callback(world.close)
+            if self._introspection_port is not None:
+                introspection = Introspection(world, port=self._introspection_port)
+                working.push_async_callback(introspection.stop)
+                await introspection.start()
             for work, name in (
                 (fleet.run(), "fleet"),
                 (certificates.run(), "certificates"),

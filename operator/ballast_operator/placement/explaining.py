@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ballast_contract import quantities
 from ballast_operator.placement.board import Board
 from ballast_operator.placement.load import Load, size
-from ballast_operator.placement.model import Affinity, ModelDemand, MovePrice, WorkerCapacity
+from ballast_operator.placement.model import Affinity, ModelDemand, MovePrice, Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +42,22 @@ class Candidate:
     needs: str
 
 
-def explain(
-    name: str,
-    models: Sequence[ModelDemand],
-    workers: Sequence[WorkerCapacity],
-    assignments: Mapping[str, tuple[str, ...]],
-    *,
-    hysteresis_percent: int = 10,
-    mode: Literal["packed", "all"] = "packed",
-    price: MovePrice | None = None,
-) -> list[Candidate]:
-    """Every worker as a candidate for a model, those that have it first, then by score.
+def explain(name: str, packed: Packed, assignments: Mapping[str, tuple[str, ...]]) -> list[Candidate]:
+    """Every worker as a candidate for a model of a pack, those that have it first, then by score.
 
     Args:
-        name: The model, one of `models`.
-        models: As they were packed.
-        workers: As they were packed.
+        name: The model, one of those that were packed.
+        packed: What was packed.
         assignments: Where every model is.
-        hysteresis_percent: As it was packed with.
-        mode: Likewise.
-        price: Likewise; None: moves are free.
     """
-    board = Board(models, workers, assignments, everywhere=mode == "all")
-    for other in models:
+    board = Board(packed.models, packed.workers, assignments, everywhere=packed.everywhere)
+    for other in packed.models:
         here = board.incumbents.get(other.name, [])
         for index in here:
             board.put(other, board.loads[index], other.utilization / len(here))
-    model, tolerance = board.models[name], 1 + hysteresis_percent / 100
+    model, tolerance = board.models[name], 1 + packed.hysteresis_percent / 100
     sources = [board.loads[index] for index in board.placed[name]]
-    found = [_candidate(board, model, load, sources, tolerance, price or MovePrice()) for load in board.loads]
+    found = [_candidate(board, model, load, sources, tolerance, packed.price) for load in board.loads]
     return sorted(found, key=lambda found: (not found.chosen, not found.feasible, found.score, found.worker))
 
 

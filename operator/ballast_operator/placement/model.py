@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -166,3 +166,14 @@ class Packing:
     def peak(self) -> float:
         """The score of the most loaded worker; 0.0 without workers."""
         return max((load.score for load in self.loads.values()), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What a pool's last pack was made from, for whoever asks why."""
+
+    models: Sequence[ModelDemand] = ()
+    workers: Sequence[WorkerCapacity] = ()
+    hysteresis_percent: int = 10
+    everywhere: bool = False
+    price: MovePrice = MovePrice()

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from ballast_contract.reasons import Reason
-from ballast_operator.api.weightbudget import WeightBudgetSpec
+from ballast_operator.api.weightbudget import PlacementMode, WeightBudgetSpec
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import ENDPOINT_SLICES, MODELS
-from ballast_operator.placement.model import ModelDemand, Packing, WorkerCapacity
+from ballast_operator.placement.model import ModelDemand, MovePrice, Packed, Packing, WorkerCapacity
 from ballast_operator.placement.packing import pack
 from ballast_operator.reconcile import endpoints, placing
 from ballast_operator.reconcile.placing import Trigger
@@ -36,6 +36,7 @@ class Inputs:
     models: Sequence[Model]
     demands: Sequence[ModelDemand]
     capacities: Sequence[WorkerCapacity]
+    price: MovePrice
 
 
 def accepted(world: World, budget: Object, pool: Pool) -> list[Model]:
@@ -73,7 +74,7 @@ def recover(world: World, budget: Object, pool: Pool) -> None:
     pool.recovered = True
 
 
-def gather(pool: Pool, models: Sequence[Model], crew: Crew) -> Inputs:
+def gather(pool: Pool, spec: WeightBudgetSpec, models: Sequence[Model], crew: Crew) -> Inputs:
     """The inputs of a placement; models that cannot be placed yet are left in `pool.waiting`."""
     demands, waiting = placing.demands(
         models,
@@ -84,7 +85,9 @@ def gather(pool: Pool, models: Sequence[Model], crew: Crew) -> Inputs:
     )
     pool.waiting = waiting
     uid_of = {model.served_name: model.uid for model in models}
-    return Inputs(models, demands, placing.capacities(crew, uid_of))
+    every = spec.placement.repack.every_compute_seconds
+    price = placing.move_price(crew, demands, every_compute_seconds=every)
+    return Inputs(models, demands, placing.capacities(crew, uid_of), price)
 
 
 def situation(
@@ -129,6 +132,9 @@ async def place(world: World, pool: Pool, spec: WeightBudgetSpec, inputs: Inputs
         pool.generation += 1
         await _write_down(world, pool, inputs.models, changed, by=by)
     pool.placements = packing.placements
+    everywhere = spec.placement.mode is PlacementMode.ALL
+    hysteresis = spec.placement.hysteresis_percent
+    pool.packed = Packed(inputs.demands, inputs.capacities, hysteresis, everywhere, inputs.price)
     uids = {model.uid for model in inputs.models}
     for uid in pool.targets.keys() - uids:
         del pool.targets[uid]
@@ -151,6 +157,7 @@ def run_pack(
         hysteresis_percent=spec.placement.hysteresis_percent,
         mode=spec.placement.mode.value,
         settled=settled,
+        price=inputs.price,
     )
 
 

@@ -40,9 +40,6 @@ from ballast_operator.reconcile.workers import Crew, Worker
 from ballast_operator.reconcile.world import World
 from ballast_operator.reconcile.writing import ensure, write_status
 
-SAMPLE_SECONDS: Final = 15.0
-"""How often the workers' counters are looked at."""
-
 _URGENT: Final = ("replicas", "readyReplicas", "selector", "lastRepack", "lastCompaction", "shortfall", "hostNodes")
 
 
@@ -114,7 +111,7 @@ class BudgetReconciler:
         obj = await deletion.add_finalizer(world, obj, by=key)
         await self._children(key, obj, pool)
         wanted = _wanted(obj, verdict, template)
-        timers = [SAMPLE_SECONDS] if found or verdict.workers.replicas else []
+        timers = [placing.SAMPLE_SECONDS] if found or verdict.workers.replicas else []
         models = assigning.accepted(world, obj, pool)
         timers += await self._pods(key, obj, pool, verdict, template, wanted, models)
         found = crew.members(world, obj)
@@ -149,7 +146,7 @@ class BudgetReconciler:
         plan = pods.plan(wanted, found, models=held, movable=movable)
         pool.blocked = ""
         if plan.updating and plan.drain and plan.drain[0].uid not in pool.draining:
-            inputs = assigning.gather(pool, models, now)
+            inputs = assigning.gather(pool, spec, models, now)
             pool.blocked = assigning.stranded(pool, spec, inputs, plan.drain[0].name)
             if pool.blocked:
                 plan = PodPlan(create=plan.create, delete=plan.delete)

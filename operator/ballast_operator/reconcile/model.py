@@ -80,6 +80,7 @@ class ModelReconciler:
             rollout=rollout,
             refused=_refused(world, verdict, involved),
             obstacle=pool.obstacles.get(verdict.uid),
+            crowding=_crowding(pool, verdict.uid),
             conflict=conflict,
             bundle=pool.bundles.get(verdict.source),
             unknown_fields=self._unknown(obj),
@@ -189,3 +190,8 @@ def _refused(world: World, model: Model, workers: Sequence[Worker]) -> dict[str,
         if failure is not None and link is not None:
             found[link.member.uid] = failure
     return found
+
+
+def _crowding(pool: Pool, uid: str) -> str:
+    placement = pool.placements.get(uid)
+    return placement.message if placement is not None and placement.oversubscribed else ""

@@ -65,7 +65,8 @@ def _dropped(sentences: Sequence[str]) -> Fact | None:
 def _placed(now: Situation, model: Model, copies: Sequence[Copy]) -> Fact:
     alive = [copy for copy in copies if copy.worker.pod.live]
     if alive and now.obstacle is None:
-        return yes(Reason.PLACED, "on " + _listing([copy.name for copy in alive]))
+        crowding = f"; {now.crowding}" if now.crowding else ""
+        return yes(Reason.PLACED, "on " + _listing([copy.name for copy in alive]) + crowding)
     if now.obstacle is not None:
         return no(now.obstacle.reason, now.obstacle.message)
     return no(Reason.WORKERS_STARTING, f"no worker of WeightBudget '{model.spec.budget_ref.name}' can take models yet")

@@ -27,6 +27,8 @@ class Situation:
     rollout: Rollout = field(default_factory=Rollout)
     refused: Mapping[str, pb.Failure] = field(default_factory=dict)
     obstacle: Rejection | None = None
+    crowding: str = ""
+    """That it is swapped, because not everything on its worker fits at once."""
     conflict: str = ""
     bundle: Bundle | None = None
     unknown_fields: Sequence[str] = ()

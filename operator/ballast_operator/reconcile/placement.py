@@ -43,7 +43,7 @@ class Placement:
         demand.sample(pool, now)
         readers = [link for w in now if w.available and (link := world.fleet.link(w.uid)) is not None]
         timers = [pool.bundles.want(models, readers)]
-        inputs = assigning.gather(pool, models, now)
+        inputs = assigning.gather(pool, spec, models, now)
         token = commands.repack_asked(obj, pool)
         state = assigning.situation(
             pool, inputs, now, now=world.clock(), requested=bool(token), compute_due=demand.due(pool, spec)
@@ -82,7 +82,7 @@ class Placement:
         if not settled:
             demand.close_window(pool, spec, now=world.clock())
             inputs = assigning.gather(
-                pool, inputs.models, crew.crew_of(world, crew.members(world, obj), leaving=pool.draining)
+                pool, spec, inputs.models, crew.crew_of(world, crew.members(world, obj), leaving=pool.draining)
             )
         packing = await assigning.place(world, pool, spec, inputs, settled=settled, by=key)
         pool.workers_before, pool.signature_before, pool.room_before = state.workers, state.signature, state.room

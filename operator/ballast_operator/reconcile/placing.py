@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,13 +13,20 @@ from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.inferencemodel import Coverage
 from ballast_operator.placement.demand import Demand
-from ballast_operator.placement.model import ModelDemand, WorkerCapacity
+from ballast_operator.placement.model import ModelDemand, MovePrice, WorkerCapacity
 from ballast_operator.reconcile.bundles import Bundle
 from ballast_operator.reconcile.wishes import Model, Rejection
 from ballast_operator.reconcile.workers import Crew, Worker
 
 GATHER_SECONDS: Final = 10.0
 """How long a placement waits for workers that are still starting, so that models do not move from one to the next."""
+
+
+SAMPLE_SECONDS: Final = 15.0
+"""How often the workers' counters are looked at."""
+
+_MEASURED_BYTES: Final = 16 << 20
+"""Loads of smaller models say more about latency than about a rate."""
 
 
 class Trigger(StrEnum):
@@ -133,6 +141,27 @@ def capacities(crew: Crew, uid_of: Mapping[str, str]) -> list[WorkerCapacity]:
         )
         for worker in available
     ]
+
+
+def move_price(crew: Crew, models: Sequence[ModelDemand], *, every_compute_seconds: int) -> MovePrice:
+    """What a move costs, by the loads that the workers measured last, and for how long a better place counts.
+
+    The fastest load of a large model came from a host copy, the slowest read its bundle first. A better place counts until
+    the next repack, or until the counters are looked at next.
+    """
+    rates = [
+        state.weights_bytes * 1000 / state.load_milliseconds
+        for worker in crew
+        if worker.heard and worker.view is not None
+        for state in worker.view.models.values()
+        if state.load_milliseconds and state.weights_bytes >= _MEASURED_BYTES
+    ]
+    spent = sum(model.utilization for model in models)
+    return MovePrice(
+        warm_bytes_per_second=max(rates, default=None),
+        cold_bytes_per_second=min(rates, default=None),
+        horizon_seconds=max(SAMPLE_SECONDS, every_compute_seconds / spent) if spent else math.inf,
+    )
 
 
 def signature(models: Sequence[ModelDemand]) -> object:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.fleet.routes import RouteBook
 from ballast_operator.placement.demand import Counters, Demand, WorkerModel
-from ballast_operator.placement.model import ModelPlacement
+from ballast_operator.placement.model import ModelPlacement, Packed
 from ballast_operator.reconcile.bundles import Bundles
 from ballast_operator.reconcile.pods import Trouble
 from ballast_operator.reconcile.wishes import Rejection
@@ -40,6 +40,8 @@ class Pool:
     generation: int = 0
     targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     placements: Mapping[str, ModelPlacement] = field(default_factory=dict)
+    packed: Packed = field(default_factory=Packed)
+    """What `placements` were made from."""
     waiting: Mapping[str, Rejection] = field(default_factory=dict)
     obstacles: Mapping[str, Rejection] = field(default_factory=dict)
     """Why a model has fewer workers than it wants, by uid."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from helpers.reconcile_objects import MIB, Builder
@@ -18,6 +19,7 @@ from ballast_operator.reconcile.placing import (
     Trigger,
     capacities,
     demands,
+    move_price,
     room,
     signature,
     trigger,
@@ -150,3 +152,28 @@ def test_demand_alone_changes_no_signature_and_small_shifts_no_room(build: Build
     assert room([first]) == room([shifted])
     assert room([first]) != room([dataclasses.replace(first, capacity_bytes=None)])
     assert room([first]) != room([dataclasses.replace(first, capacity_bytes=2 * first.capacity_bytes)])
+
+
+def loads(build: Builder, *measured: tuple[int, int]) -> Crew:
+    states = [build.state(f"m{n}", weights_bytes=size, load_milliseconds=ms) for n, (size, ms) in enumerate(measured)]
+    return Crew([build.worker("w", *states)])
+
+
+def test_a_move_costs_what_the_workers_measured(build: Builder):
+    fast, slow, small = (100 * MIB, 100), (200 * MIB, 2000), (MIB, 1000)
+    price = move_price(loads(build, fast, slow, small), [], every_compute_seconds=300)
+    assert price.warm_bytes_per_second == pytest.approx(1000 * MIB)
+    assert price.cold_bytes_per_second == pytest.approx(100 * MIB)
+    assert price.seconds(200 * MIB, warm=False) == pytest.approx(2.0)
+
+
+def test_while_nothing_was_measured_moves_are_free(build: Builder):
+    assert move_price(Crew([build.worker("w")]), [], every_compute_seconds=300).seconds(MIB, warm=False) == 0.0
+
+
+def test_a_better_place_counts_until_the_next_repack(build: Builder):
+    [found], _ = find([build.model()], Crew([]), bundle=Bundle(1))
+    busy = dataclasses.replace(found, utilization=2.0)
+    assert move_price(Crew([]), [busy], every_compute_seconds=300).horizon_seconds == pytest.approx(150.0)
+    assert move_price(Crew([]), [busy], every_compute_seconds=2).horizon_seconds == pytest.approx(15.0)
+    assert move_price(Crew([]), [found], every_compute_seconds=300).horizon_seconds == math.inf
