@@ -15,6 +15,7 @@ from ballast_operator.fleet.link import Link
 from ballast_operator.fleet.view import HEARTBEAT_LIMIT_SECONDS, Difference, View
 
 _TICK_SECONDS: Final = 1.0
+_LEAST_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,20 @@ class Fleet:
         """Watch for workers that fall silent, until cancelled."""
         try:
             while True:
-                await asyncio.sleep(_TICK_SECONDS)
+                await asyncio.sleep(self._pause())
                 self.tick()
         finally:
             for uid in list(self._links):
                 self.leave(uid)
             await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _pause(self) -> float:
+        """Seconds until the next worker would be stale if nothing came, at most a tick."""
+        now = self._clock()
+        due = (
+            link.view.heard_at + link.view.limit - now for uid, link in self._links.items() if uid not in self._stale
+        )
+        return min(_TICK_SECONDS, max(_LEAST_SECONDS, min(due, default=_TICK_SECONDS)))
 
     def tick(self) -> None:
         """Tell of workers that have just become stale."""

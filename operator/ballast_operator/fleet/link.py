@@ -270,9 +270,8 @@ class Link:
             node_workers=wanted.node_workers,
         )
         answer = await self._call(self._stub.ApplyAssignment, request, _CALL_SECONDS)
-        if answer.instance_id != instance:  # it restarted meanwhile; its stream will say so
+        if answer.instance_id != instance:  # it restarted meanwhile; its stream will say so, and wake us
             self._held = None
-            self._wake.set()
             return
         self._held = wanted.routes if answer.route_version == wanted.routes.version else None
         self._accepted = answer.generation

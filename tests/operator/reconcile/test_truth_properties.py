@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever fails, a status does not claim what is not so for long, and no endpoint goes whose worker answers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime as dt
+import itertools
+import random
+from typing import Any
+
+from helpers.memory_api import MemoryApi
+from helpers.memory_worker import MemoryChannel, MemoryWorker
+from helpers.virtual_time import VirtualLoop
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from prometheus_client import CollectorRegistry
+
+from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.cluster.dispatch import Dispatcher
+from ballast_operator.cluster.metrics import ClusterMetrics
+from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, PODS, SERVICES, WATCHED
+from ballast_operator.fleet.fleet import Fleet
+from ballast_operator.reconcile.budget import BudgetReconciler
+from ballast_operator.reconcile.events import Events
+from ballast_operator.reconcile.metrics import ReconcileMetrics
+from ballast_operator.reconcile.model import ModelReconciler
+from ballast_operator.reconcile.options import Options
+from ballast_operator.reconcile.world import World
+
+NAMESPACE = "ns"
+BUDGET = "default"
+
+LIVE_LIMIT = 10.0
+"""Seconds for which a status may claim what ended, while somebody leads."""
+
+SUCCESSION_LIMIT = 25.0
+"""The same when the leader died too: 15 until another one leads, 10 until it knows that nobody reports."""
+
+STEP = 0.5
+"""Seconds between two looks at the truth, which add to each limit, and what two writes take."""
+
+NAMES = st.sampled_from(["ada", "ben", "cleo"])
+INDEX = st.integers(0, 3)
+
+
+OPTIONS = Options(**{f.name: "test" for f in dataclasses.fields(Options) if f.default is dataclasses.MISSING})
+"""What an installation says matters nothing here."""
+
+
+class NoCertificates:
+    """Workers in memory need none."""
+
+    async def ensure(self, namespace: str) -> str:
+        del namespace
+        return ""
+
+
+class Leader:
+    """One operator process without its edge: caches, queue, fleet and reconcilers."""
+
+    def __init__(self, cluster: Cluster, epoch: int) -> None:
+        loop, api = asyncio.get_running_loop(), cluster.api
+        self._api = api
+        self.fleet = Fleet(
+            epoch=lambda: epoch,
+            identity=lambda: None,
+            notify=lambda notice: self.world.notice(notice),  # noqa: PLW0108 - there is no world yet
+            on_epoch=lambda _: True,
+            dial=lambda member, _: MemoryChannel(cluster.workers.get(member.uid)),
+            clock=loop.time,
+        )
+        self.world = World(
+            client=api,
+            fleet=self.fleet,
+            events=Events(api, instance="test", clock=loop.time, now=cluster.now),
+            certificates=NoCertificates(),
+            options=OPTIONS,
+            metrics=ReconcileMetrics(CollectorRegistry()),
+            enqueue=lambda key, after: self.dispatcher.queue.add(key, after=after),
+            epoch=lambda: epoch,
+            clock=loop.time,
+            now=cluster.now,
+            rng=random.Random(epoch),
+        )
+        reconcilers = {
+            "model": ModelReconciler(self.world).reconcile,
+            "budget": BudgetReconciler(self.world).reconcile,
+        }
+        self.dispatcher = Dispatcher(
+            lambda key: reconcilers[key.kind](key),
+            metrics=ClusterMetrics(CollectorRegistry()),
+            lane=lambda key: 0 if key.kind == "budget" else 1,
+            rng=random.Random(epoch),
+            clock=loop.time,
+        )
+        self.relist()
+        api.listener = lambda *event: self.world.observe(*event) and None
+        self._tasks = [asyncio.create_task(self.fleet.run()), asyncio.create_task(self.dispatcher.run())]
+
+    def relist(self) -> None:
+        for resource in WATCHED:
+            self.world.sweep(resource, self._api.listing(resource), namespace=None)
+
+    async def die(self) -> None:
+        """As after SIGKILL: nothing is written any more."""
+        self._api.listener = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.world.close()
+
+
+class Cluster:
+    """API, kubelets, workers and at most one leader."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.api = MemoryApi(now=lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        self.api.written = self._judge
+        self.workers: dict[str, MemoryWorker] = {}
+        self.leader: Leader | None = None
+        self.leaderless_at = -1000.0
+        self.epochs = itertools.count(1)
+        self.kubelets_look = True
+        self.served_at: dict[str, float] = {}
+        self.wrong: list[str] = []
+        self._addresses = itertools.count(1)
+        self._up_since: dict[str, tuple[bool, float]] = {}
+
+    def now(self) -> dt.datetime:
+        return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=self.loop.time())
+
+    async def run(self) -> None:
+        """Kubelets, and a look at the truth at every step."""
+        while True:
+            self._run_pods()
+            self._look()
+            await asyncio.sleep(STEP)
+
+    def live(self) -> list[MemoryWorker]:
+        return sorted(self.workers.values(), key=lambda w: w.name)
+
+    def _run_pods(self) -> None:
+        for pod in self.api.all(PODS):
+            metadata, status = pod["metadata"], pod.get("status", {})
+            worker = self.workers.get(metadata["uid"])
+            if "deletionTimestamp" in metadata:
+                if worker is None or not worker.up or worker.released or not worker.models:
+                    self.end_pod(metadata["uid"], metadata["name"])
+            elif worker is None:
+                self._start(pod)
+            elif self.kubelets_look:
+                up, since = self._up_since.get(metadata["uid"], (True, 0.0))
+                if up != worker.up:
+                    up, since = self._up_since[metadata["uid"]] = worker.up, self.loop.time()
+                ready = status["conditions"][0]["status"] == "True"
+                if ready != up and self.loop.time() - since >= (2.0 if up else 6.0):
+                    self._report(metadata["name"], status["podIP"], ready=up)
+
+    def _start(self, pod: dict[str, Any]) -> None:
+        metadata = pod["metadata"]
+        self.workers[metadata["uid"]] = MemoryWorker(metadata["name"])
+        self._report(metadata["name"], f"10.0.0.{next(self._addresses) % 250}", ready=True)
+
+    def _report(self, name: str, address: str, *, ready: bool) -> None:
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
+        self.api.set_status(PODS, NAMESPACE, name, status)
+
+    def end_pod(self, uid: str, name: str) -> None:
+        worker = self.workers.pop(uid, None)
+        if worker is not None:
+            worker.crash()
+        self.api.remove(PODS, NAMESPACE, name)
+
+    def _look(self) -> None:
+        now = self.loop.time()
+        for model in self.api.all(MODELS):
+            uid, name = model["metadata"]["uid"], model["metadata"]["name"]
+            if any(worker.answers(name) for worker in self.workers.values()):
+                self.served_at[uid] = now
+            succession = now - self.leaderless_at < SUCCESSION_LIMIT
+            limit = (SUCCESSION_LIMIT if succession else LIVE_LIMIT) + STEP
+            if self.leader is not None and claims_ready(model) and now - self.served_at.get(uid, -1000.0) > limit:
+                self.wrong.append(f"{name} is Ready, and no worker has served it for more than {limit} s")
+
+    def _judge(self, resource: Any, before: Any, after: Any) -> None:
+        """No endpoint of a worker that answers, and says so, may go, unless calls have another place to go."""
+        if resource != ENDPOINT_SLICES or before is None or self.leader is None:
+            return
+        name = before["metadata"]["labels"]["ballast.dev/model"]
+        model, budget = self.api.find(MODELS, NAMESPACE, name), self.api.find(BUDGETS, NAMESPACE, BUDGET)
+        if model is None or budget is None or model["spec"]["replicas"] == 0:
+            return
+        kept = uids(after)
+        if any(uid in self.workers and self.workers[uid].answers(name) for uid in kept):
+            return
+        for uid in uids(before) - kept:
+            worker, view = self.workers.get(uid), self.leader.fleet.view(uid)
+            pod = next((p for p in self.leader.world.caches[PODS] if p["metadata"]["uid"] == uid), None)
+            trusted = pod is not None and self.leader.world.read_pod(pod).ready
+            denied = view is not None and not view.stale(self.loop.time()) and view.known and not view.can_call(name)
+            if worker is not None and worker.answers(name) and trusted and not denied:
+                self.wrong.append(f"the endpoint {worker.name} of {name} was removed, and it answers")
+
+
+def claims_ready(model: dict[str, Any]) -> bool:
+    conditions = model.get("status", {}).get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def uids(obj: Any) -> set[str]:
+    return {e["targetRef"]["uid"] for e in (obj or {}).get("endpoints") or ()}
+
+
+class Faults(RuleBasedStateMachine):
+    """Random faults, one after another and on top of each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = VirtualLoop()
+        self.cluster = Cluster(self.loop)
+        self.api = self.cluster.api
+        self.running: asyncio.Task[None] | None = None
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    @initialize(replicas=st.integers(1, 3))
+    def begin(self, replicas: int) -> None:
+        async def start() -> None:
+            self.running = asyncio.create_task(self.cluster.run())
+            self.budget(replicas)
+            for name in ("ada", "ben"):
+                self.model(name, "unpinned", 1)
+            self.cluster.leader = Leader(self.cluster, next(self.cluster.epochs))
+            await asyncio.sleep(20)
+
+        self.run(start())
+        assert claims_ready(self.api.find(MODELS, NAMESPACE, "ada")), "it serves before anything fails"
+
+    def budget(self, replicas: int) -> None:
+        spec = {"workers": {"replicas": replicas, "backend": "cpu"}, "modelStores": [], "host": {"budget": "0"}}
+        self.api.put(BUDGETS, {"metadata": {"namespace": NAMESPACE, "name": BUDGET}, "spec": spec})
+
+    def model(self, name: str, residency: str, replicas: int) -> None:
+        source = {"uri": f"file:///models/{name}"}
+        spec = {"budgetRef": {"name": BUDGET}, "source": source, "residency": residency, "replicas": replicas}
+        self.api.put(MODELS, {"metadata": {"namespace": NAMESPACE, "name": name}, "spec": spec})
+
+    def pick(self, index: int) -> MemoryWorker | None:
+        workers = self.cluster.live()
+        return workers[index % len(workers)] if workers else None
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 9.0, 12.0, 40.0, 70.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.run(asyncio.sleep(seconds))
+
+    @rule(index=INDEX)
+    def a_worker_dies(self, index: int) -> None:
+        if (worker := self.pick(index)) is not None:
+            worker.crash()
+
+    @rule(index=INDEX)
+    def a_worker_starts_again(self, index: int) -> None:
+        if (worker := self.pick(index)) is not None:
+            worker.crash()
+            worker.come_back()
+
+    @rule(index=INDEX, reachable=st.booleans())
+    def a_worker_falls_silent_or_is_heard_again(self, index: int, reachable: bool) -> None:
+        if (worker := self.pick(index)) is not None:
+            worker.reachable = reachable
+
+    @rule(index=INDEX, name=NAMES)
+    def a_worker_loses_a_model(self, index: int, name: str) -> None:
+        worker = self.pick(index)
+        if worker is not None and worker.up and name in worker.models:
+            state = pb.ModelState()
+            state.CopyFrom(worker.models[name])
+            state.phase, state.tier = pb.MODEL_PHASE_PENDING, pb.TIER_NONE
+            self.run(self.tell(worker, state))
+
+    async def tell(self, worker: MemoryWorker, state: pb.ModelState) -> None:
+        worker.change(state)
+
+    @rule(looking=st.booleans())
+    def kubelets_stop_or_go_on_looking(self, looking: bool) -> None:
+        self.cluster.kubelets_look = looking
+
+    @rule(index=INDEX)
+    def a_pod_is_deleted_by_force(self, index: int) -> None:
+        if (worker := self.pick(index)) is not None:
+            uid = next(uid for uid, each in self.cluster.workers.items() if each is worker)
+            self.run(self.force(uid, worker.name))
+
+    async def force(self, uid: str, name: str) -> None:
+        self.cluster.end_pod(uid, name)
+
+    @rule(name=NAMES, kind=st.sampled_from([SERVICES, ENDPOINT_SLICES]))
+    def a_child_is_deleted_by_somebody(self, name: str, kind: Any) -> None:
+        async def delete() -> None:
+            for obj in self.api.all(kind):
+                if obj["metadata"]["labels"].get("ballast.dev/model") == name:
+                    self.api.remove(kind, NAMESPACE, obj["metadata"]["name"])
+
+        self.run(delete())
+
+    @rule(name=NAMES, residency=st.sampled_from(["unpinned", "device"]), replicas=st.integers(0, 2))
+    def a_model_is_applied(self, name: str, residency: str, replicas: int) -> None:
+        async def put() -> None:
+            self.model(name, residency, replicas)
+
+        self.run(put())
+
+    @rule(name=NAMES)
+    def a_model_is_deleted(self, name: str) -> None:
+        async def remove() -> None:
+            self.api.remove(MODELS, NAMESPACE, name)
+
+        self.run(remove())
+
+    @rule(replicas=st.integers(1, 3))
+    def the_pool_is_scaled(self, replicas: int) -> None:
+        async def put() -> None:
+            self.budget(replicas)
+
+        self.run(put())
+
+    @rule(calls=st.integers(1, 8))
+    def the_api_server_refuses_calls(self, calls: int) -> None:
+        self.api.refuse = calls
+
+    @rule()
+    def the_watch_is_cut(self) -> None:
+        self.api.watching = False
+
+    @precondition(lambda self: not self.api.watching)
+    @rule()
+    def the_watch_begins_anew(self) -> None:
+        async def relist() -> None:
+            self.api.watching = True
+            if self.cluster.leader is not None:
+                self.cluster.leader.relist()
+
+        self.run(relist())
+
+    @rule(seconds=st.sampled_from([0.0, 2.0, 12.0, 15.0]))
+    def the_leader_changes(self, seconds: float) -> None:
+        async def change() -> None:
+            await self.cluster.leader.die()
+            self.cluster.leader = None
+            await asyncio.sleep(seconds)
+            self.cluster.leaderless_at = self.loop.time() - seconds
+            self.api.watching = True
+            self.cluster.leader = Leader(self.cluster, next(self.cluster.epochs))
+
+        self.run(change())
+
+    @invariant()
+    def nothing_was_wrong(self) -> None:
+        assert not self.cluster.wrong, self.cluster.wrong[0]
+
+    def teardown(self) -> None:
+        try:
+            if self.cluster.leader is not None and not self.cluster.wrong:
+                self.everything_is_well_again()
+        finally:
+            self.end()
+
+    def everything_is_well_again(self) -> None:
+        """When all faults have ended, every model is served and says so."""
+
+        async def heal() -> None:
+            self.api.refuse, self.api.watching, self.cluster.kubelets_look = 0, True, True
+            for worker in self.cluster.live():
+                worker.reachable = True
+                if not worker.up:
+                    worker.come_back()
+                for name in list(worker.models):
+                    worker.finish(name)
+            self.cluster.leader.relist()
+            await asyncio.sleep(150)
+
+        self.run(heal())
+        assert not self.cluster.wrong, self.cluster.wrong[0]
+        for model in self.api.all(MODELS):
+            if model["spec"]["replicas"]:
+                name = model["metadata"]["name"]
+                exposed = set().union(
+                    *(
+                        uids(s)
+                        for s in self.api.all(ENDPOINT_SLICES)
+                        if s["metadata"]["labels"]["ballast.dev/model"] == name
+                    )
+                )
+                answering = {uid for uid, worker in self.cluster.workers.items() if worker.answers(name)}
+                assert claims_ready(model), (name, model["status"]["conditions"])
+                assert exposed, name
+                assert exposed <= answering, name
+
+    def end(self) -> None:
+        async def stop() -> None:
+            if self.cluster.leader is not None:
+                await self.cluster.leader.die()
+            if self.running is not None:
+                self.running.cancel()
+                await asyncio.gather(self.running, return_exceptions=True)
+
+        self.run(stop())
+        self.run(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+TestFaults = Faults.TestCase
+TestFaults.settings = settings(
+    max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
