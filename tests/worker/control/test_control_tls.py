@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 
@@ -112,6 +113,14 @@ def test_plain_text_is_not_heard(worker, caplog):
         control_pb2_grpc.ControlStub(channel).GetPlan(pb.GetPlanRequest(), timeout=20)
     assert count(worker, "handshake") >= 1
     assert "no TLS with a client certificate" in caplog.text
+
+
+def test_strangers_that_hold_many_connections_do_not_keep_the_operator_out(worker, signer):
+    with contextlib.ExitStack() as held:
+        for _ in range(100):
+            held.enter_context(socket.create_connection(("127.0.0.1", worker.process.control_port), timeout=20))
+        get_plan(worker, operator(signer))
+    assert count(worker, "handshake") >= 100 - 64
 
 
 def test_a_caller_without_an_epoch_is_not_heard_although_it_is_on_loopback(worker, signer):
