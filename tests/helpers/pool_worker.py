@@ -174,13 +174,13 @@ class _Served:
 
         real, done = WeightsFile.read_into, int(nbytes)
 
-        def read_into(file, buffer, *, layout, threads, progress) -> None:
+        def read_into(file, buffer, **options) -> None:
             WeightsFile.read_into = real
-            progress(done)
+            options["progress"](done)
             self._say("filling")
             self._lines.readline()
-            progress(-done)
-            real(file, buffer, layout=layout, threads=threads, progress=progress)
+            options["progress"](-done)
+            real(file, buffer, **options)
 
         WeightsFile.read_into = read_into
         self._pool.acquire(bundle, keep=False).close()

@@ -19,12 +19,12 @@ def paused_reads(monkeypatch, at, action):
     """Run `action` once, when so many bytes have been read."""
     real, seen, done = WeightsFile._read, [0], []
 
-    def read(self, offset, target):
+    def read(self, fd, offset, target):
         seen[0] += len(target)
         if seen[0] >= at and not done:
             done.append(1)
             action()
-        real(self, offset, target)
+        real(self, fd, offset, target)
 
     monkeypatch.setattr(WeightsFile, "_read", read)
 

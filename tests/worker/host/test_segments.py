@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import stat
+import struct
+from pathlib import Path
 
 import pytest
 
 from ballast_worker.host.directory import PoolDirectory
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.pages import PAGE_BYTES, Run
-from ballast_worker.host.segments import PIECE_BYTES, PageLocker, Segments
+from ballast_worker.host.segments import PIECE_BYTES, PageLocker, Segments, map_at_once
 
 SEGMENT = 20 * PAGE_BYTES
 
@@ -57,6 +60,27 @@ def test_a_window_on_scattered_pages_is_contiguous_and_seen_through_the_mapping(
         memory[:] = bytes(range(256)) * (len(memory) // 256)
     data = b"".join(bytes(piece) for _, piece, _ in segments.pieces(runs, 3 * PAGE_BYTES))
     assert data == bytes(range(256)) * (3 * PAGE_BYTES // 256)
+    segments.close()
+
+
+def resident(address, nbytes):
+    """Bytes of a range that this process has mapped, as the kernel says."""
+    found = 0
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(address // 4096 * 8)
+        for entry in struct.iter_unpack("<Q", file.read(nbytes // 4096 * 8)):
+            found += 4096 * (entry[0] >> 63)
+    return found
+
+
+def test_what_is_to_be_written_next_is_mapped_at_once_and_the_rest_is_not(directory):
+    segments = Segments(directory, locker=None)
+    with segments.window([Run(2, 3, 1), Run(1, 0, 2)]) as memory:
+        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
+        assert resident(address, len(memory)) == 0
+        map_at_once(memory[PAGE_BYTES - 1000 : PAGE_BYTES + 1000])
+        map_at_once(memory[:0])
+        assert 8192 <= resident(address, len(memory)) <= 4 * 65536
     segments.close()
 
 

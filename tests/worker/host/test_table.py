@@ -161,3 +161,5 @@ def test_marks_are_per_slot_and_start_at_zero(file):
     file.mark(5, filled=7, loaded_ns=1 << 60)
     file.mark(6, filled=8, loaded_ns=9)
     assert file.marks(5) == (7, 1 << 60)
+    assert file.last_loads([6, 5, 9, 2]) == {6: 9, 5: 1 << 60, 9: 0, 2: 0}
+    assert file.last_loads([]) == {}

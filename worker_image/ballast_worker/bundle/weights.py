@@ -6,6 +6,7 @@ Ordinary reads, never a mapping of the file: a mapped file that becomes shorter 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -20,8 +21,8 @@ from ballast_worker.bundle.files import FileIdentity
 from ballast_worker.bundle.layout import Layout
 from ballast_worker.bundle.safetensors import Entry
 
-READ_BYTES = 4 << 20
-"""Bytes of one read: large enough that calls cost nothing, small enough that the hash finds them in the cache."""
+READ_BYTES = 512 << 10
+"""Bytes of one read: large enough that calls cost nothing, small enough that the digest finds them in the core's cache."""
 
 MAX_THREADS = 64
 
@@ -73,6 +74,7 @@ class WeightsFile:
         *,
         layout: Layout,
         threads: int = 4,
+        prepare: Callable[[memoryview], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Fill `buffer` with the packed weights and verify their digest.
@@ -83,6 +85,7 @@ class WeightsFile:
             buffer: At least `layout.nbytes` writable contiguous bytes; what lies beyond is left alone.
             layout: The layout of this bundle.
             threads: Threads that read and hash, 1 to `MAX_THREADS`; a tensor is read by one of them.
+            prepare: Called from these threads with the part of `buffer` that is read to next.
             progress: Called from these threads, never by two at once, with the bytes read since its last call. What it
                 raises ends the read and is passed on.
 
@@ -101,22 +104,25 @@ class WeightsFile:
         _zero(image[cursor : layout.nbytes])
 
         contents: list[bytes] = [b""] * len(self._entries)
-        # Largest first: the last thread to finish then finishes with a small one.
-        jobs = sorted(range(len(self._entries)), key=lambda index: self._entries[index].spec.nbytes)
+        # Largest first: the last thread to finish then finishes with a small one. Among equals in the order of the file,
+        # which is the order in which the kernel reads ahead.
+        entries = self._entries
+        jobs = sorted(range(len(entries)), key=lambda index: (entries[index].spec.nbytes, -entries[index].start))
         reporting = threading.Lock()
         stop = threading.Event()
 
         def work() -> None:
             try:
-                while jobs and not stop.is_set():
-                    try:
-                        index = jobs.pop()  # atomic
-                    except IndexError:
-                        return
-                    placed = layout.tensors[index]
-                    contents[index] = self._read_tensor(
-                        self._entries[index], image[placed.offset : placed.end], report, stop
-                    )
+                with self._own_description() as fd:
+                    while jobs and not stop.is_set():
+                        try:
+                            index = jobs.pop()  # atomic
+                        except IndexError:
+                            return
+                        placed = layout.tensors[index]
+                        contents[index] = self._read_tensor(
+                            fd, self._entries[index], image[placed.offset : placed.end], prepare, report, stop
+                        )
             except BaseException:
                 stop.set()
                 raise
@@ -183,30 +189,53 @@ class WeightsFile:
                     continue
                 _zero(piece[cursor - start : low - start])
                 target = piece[low - start : high - start]
-                self._read(self._entries[index].start + low - placed.offset, target)
+                self._read(self._fd, self._entries[index].start + low - placed.offset, target)
                 hashes[index].update(target)
                 cursor = high
             _zero(piece[cursor - start :])
             yield start, piece
         self._verify([content.digest() for content in hashes])
 
+    @contextlib.contextmanager
+    def _own_description(self) -> Iterator[int]:
+        """The file opened once more, where that is possible: the kernel reads ahead for each description by itself, and
+        tensors that are read at the same time lie apart.
+        """
+        try:
+            fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            yield self._fd
+            return
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
     def _read_tensor(
-        self, entry: Entry, target: memoryview, report: Callable[[int], None], stop: threading.Event
+        self,
+        fd: int,
+        entry: Entry,
+        target: memoryview,
+        prepare: Callable[[memoryview], None] | None,
+        report: Callable[[int], None],
+        stop: threading.Event,
     ) -> bytes:
         content = hashlib.sha256()
         for offset in range(0, len(target), READ_BYTES):
             if stop.is_set():
                 break
             piece = target[offset : offset + READ_BYTES]
-            self._read(entry.start + offset, piece)
+            if prepare is not None:
+                prepare(piece)
+            self._read(fd, entry.start + offset, piece)
             content.update(piece)
             report(len(piece))
         return content.digest()
 
-    def _read(self, offset: int, target: memoryview) -> None:
+    def _read(self, fd: int, offset: int, target: memoryview) -> None:
         done = 0
         while done < len(target):
-            count = os.preadv(self._fd, [target[done:]], offset + done)
+            count = os.preadv(fd, [target[done:]], offset + done)
             if count == 0:
                 size = os.fstat(self._fd).st_size
                 raise BundleError(

@@ -78,7 +78,8 @@ def _room(table: Table, per_segment: int, bound: int | None) -> int:
 def _evictable(directory: PoolDirectory, table: Table, locks: Locks) -> Iterator[Entry]:
     """Regions that nobody transfers or keeps, the least recently loaded first; `locks` holds those that were answered."""
     ready = [entry for entry in table.entries if entry.state is State.READY]
-    for entry in sorted(ready, key=lambda entry: directory.table.marks(entry.slot)[1]):
+    loaded = directory.table.last_loads([entry.slot for entry in ready])
+    for entry in sorted(ready, key=lambda entry: loaded[entry.slot]):
         if try_evict(entry, locks):
             yield entry
 

@@ -31,11 +31,13 @@ such pauses executions went on undisturbed (measured: p99 154 us, quiet 117 us).
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _MAP_FIXED = 0x10
 _PROT_NONE = 0
+_MADV_POPULATE_READ = 22
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,18 @@ class Segments:
         # Chunks of a transfer that has ended may still be referred to; with the last of them the mapping goes.
         with contextlib.suppress(BufferError):
             mapping.memory.close()
+
+
+def map_at_once(piece: memoryview) -> None:
+    """Map a piece of a window that is about to be written to: a third of the time of a fill went into faults of 4 KiB.
+
+    Reading a mapping in maps 16 of its pages by one fault, writable, because they are there and shared; writing to it maps
+    one. An old kernel refuses, and then it goes slower.
+    """
+    if len(piece):
+        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(piece))
+        start = address // mmap.PAGESIZE * mmap.PAGESIZE
+        _libc.madvise(start, address + len(piece) - start, _MADV_POPULATE_READ)
 
 
 def _mmap(address: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:

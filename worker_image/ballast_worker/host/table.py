@@ -12,7 +12,7 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -235,6 +235,12 @@ class TableFile:
         raw = os.pread(self._fd, _MARK.size, _MARKS + _MARK.size * slot)
         filled, loaded_ns = _MARK.unpack(raw.ljust(_MARK.size, b"\0"))
         return filled, loaded_ns
+
+    def last_loads(self, slots: Sequence[int]) -> dict[int, int]:
+        """When each of these regions was last loaded from, as `marks` says it, by one read for all."""
+        raw = os.pread(self._fd, _MARK.size * (max(slots, default=-1) + 1), _MARKS)
+        raw = raw.ljust(_MARK.size * (max(slots, default=-1) + 1), b"\0")
+        return {slot: _MARK.unpack_from(raw, _MARK.size * slot)[1] for slot in slots}
 
     def _head(self, copy: int) -> tuple[int, int, int, int] | None:
         raw = os.pread(self._fd, _HEAD.size, _COPIES + copy * MAX_COPY_BYTES)
