@@ -93,6 +93,7 @@ def test_the_allocator_does_what_the_replay_says_in_thousands_of_random_operatio
             offset, array = live.pop(int(random.integers(len(live))))
             pool.free(array)
             replay.free(offset)
+            pool.settle(replay.in_use)
         else:
             size = next(sizes)
             expected = replay.allocate(size)
@@ -105,7 +106,6 @@ def test_the_allocator_does_what_the_replay_says_in_thousands_of_random_operatio
             live.append((expected, array))
             compared += 1
         if turn % 50 == 0:
-            pool.settle(replay.in_use)
             seen = pool.statistics()
             assert (seen.in_use, seen.largest_free) == (replay.in_use, replay.largest_free), f"operation {turn}"
         if turn % 200 == 0 and replay.largest_free > 64 * MIB:
