@@ -90,12 +90,19 @@ def hard_cases(seed: int) -> list[Resident]:
 def board(candidates: Sequence[Resident]) -> Board:
     """A worker's own books with these residents, none of which executes or waits."""
     extents = {}
-    for resident in candidates:
+    for ticket, resident in enumerate(candidates):
         bundle = cast("Any", _Bundle(_Layout(resident.nbytes)))
         model = Model(ResidentModel(resident.model, bundle, ResidencyWish.UNPINNED, 0), 1)
         model.reload_seconds, model.uses = 0.0003 + resident.nbytes / LINK_BYTES_PER_SECOND, 2.0
         extents[resident.extent] = Weights(
-            resident.extent, model, bundle, Purpose.WANTED, 1, 0.0, phase=Phase.READY, last_use=-resident.nbytes / 1e9
+            resident.extent,
+            model,
+            bundle,
+            Purpose.WANTED,
+            ticket,
+            0.0,
+            phase=Phase.READY,
+            last_use=-resident.nbytes / 1e9,
         )
     return Board(
         memory=cast("Any", None),

@@ -28,6 +28,9 @@ from benchmarks.gpu.setting import Setting
 PATIENCE: Final = 60.0
 """Seconds after which a benchmark gives up on the product."""
 
+UNSEEN_SECONDS: Final = 0.003
+"""A load is not looked at for so long: looking takes the interpreter's lock from those who load."""
+
 T = TypeVar("T")
 
 
@@ -177,8 +180,12 @@ class Worker:
         """
         if self.models[name].tier is Tier.DEVICE:
             raise BenchmarkError(f"{name} is on the device already")
-        self.on_device(lambda: self.parts.residency.want(name))
+        self.parts.engine.post(lambda: self._want(name))
+        time.sleep(UNSEEN_SECONDS)
         return self._until_loaded(name)
+
+    def _want(self, name: str) -> None:
+        self.parts.residency.want(name)
 
     def _until_loaded(self, name: str) -> float:
         while True:

@@ -124,9 +124,11 @@ class Board:
     def residents(self) -> list[Resident]:
         """Everything with an extent, in rising order of the keys; among equals the least recently used first."""
         now = self.clock()
-        keys = {weights.extent: self._key(weights, now) for weights in self.extents.values()}
-        ordered = sorted(self.extents.values(), key=lambda weights: (keys[weights.extent], weights.last_use))
-        return [self._resident(weights, keys[weights.extent], now) for weights in ordered]
+        ranked = [
+            (self._key(weights, now), weights.last_use, weights.ticket, weights) for weights in self.extents.values()
+        ]
+        ranked.sort()  # tickets are unique
+        return [self._resident(weights, key, now) for key, _, _, weights in ranked]
 
     def _resident(self, weights: Weights, key: float, now: float) -> Resident:
         model = weights.model
