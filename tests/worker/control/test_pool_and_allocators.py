@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -97,9 +98,13 @@ def test_a_worker_with_its_weights_in_xlas_allocator_swaps_models_and_compacts_b
     worker.until(lambda state: sum(m.phase in CALLABLE for m in state.models) == 4)
     memory = worker.worker.parts.memory
     assert isinstance(memory, BfcMemory)
-    for _ in range(3):
-        for factor, bundle in enumerate(heavy, start=1):
-            assert worker.infer(bundle.manifest.name) == [factor * x for x in (1.0, 2.0, 3.0, 4.0)]
+
+    def call(factor: int) -> None:
+        for _ in range(5):
+            assert worker.infer("abcd"[factor - 1]) == [factor * x for x in (1.0, 2.0, 3.0, 4.0)]
+
+    with ThreadPoolExecutor(4) as clients:
+        list(clients.map(call, range(1, 5)))
     state = worker.until(lambda state: state.device.evictions_total > 0)
     assert state.device.admission_failures_total == 0
     lines = {line.line: line.bytes for line in worker.control.GetPlan(pb.GetPlanRequest()).plan.lines}
