@@ -18,7 +18,6 @@ from ballast_worker.bundle.chunk import Chunk
 from ballast_worker.bundle.layout import Layout, align
 from ballast_worker.device.bfc_pool import Pool
 from ballast_worker.device.bfc_replay import BfcReplay
-from ballast_worker.device.gathering import Gathering
 from ballast_worker.device.lease import ExtentLease
 from ballast_worker.device.memory import (
     BusyError,
@@ -30,6 +29,7 @@ from ballast_worker.device.memory import (
     Statistics,
 )
 from ballast_worker.device.upload_order import UploadOrder, fitting_order, orders
+from ballast_worker.device.uploading import upload
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class BfcMemory:
         try:
             if self.exact:
                 self._pool.settle(self._uploaded())
-            arrays = self._upload(content, chunks, progress or (lambda _: None))
+            arrays = upload(self._pool, content.layout, content.order, chunks, progress or (lambda _: None))
             with self._lock:
                 content.arrays, content.filled = arrays, True
                 self._reconcile(content)
@@ -239,31 +239,6 @@ class BfcMemory:
             raise self._not_placeable(layout.nbytes)
         _, ascending, _ = orders(layout)
         return ascending
-
-    def _upload(self, content: _Content, chunks: Iterable[Chunk], progress: Callable[[int], None]) -> list[Any]:
-        """Two tensors are on their way at a time. A failure gives back what was uploaded."""
-        tensors = content.layout.tensors
-        empty = [index for index, placed in enumerate(tensors) if not placed.spec.nbytes]
-        arrays: list[Any] = [None] * len(tensors)
-        previous: tuple[Any, Any] | None = None
-        done = 0
-        try:
-            for index, data in Gathering(content.layout).run(chunks, [*content.order.tensors, *empty]):
-                arrays[index] = self._pool.put(data)
-                if previous is not None:
-                    self._pool.wait(previous[0])
-                previous = arrays[index], data  # the copy reads it still
-                done += data.nbytes
-                progress(done)
-            if previous is not None:
-                self._pool.wait(previous[0])
-        except BaseException:
-            for array in arrays:
-                if array is not None:
-                    self._pool.free(array)
-            raise
-        progress(content.layout.nbytes)
-        return arrays
 
     def _reconcile(self, content: _Content) -> None:
         """Compare the addresses of what was filled with the replay, and rebuild the replay where they differ."""
