@@ -57,7 +57,8 @@ def cheapest_set(candidates: Sequence[E], shortfall: int) -> list[E] | None:
     freed, spent, last, count = 0, 0.0, 0.0, 0
     for candidate in candidates:
         freed += candidate.nbytes
-        last = cost(candidate, top)
+        distance = candidate.key - top
+        last = candidate.nbytes * 2.0**distance if distance > -SPREAD else 0.0  # `cost`, without a call
         spent += last
         count += 1
         if freed >= shortfall:
@@ -70,10 +71,12 @@ def cheapest_set(candidates: Sequence[E], shortfall: int) -> list[E] | None:
     best, spent = _without_superfluous(candidates[:count], freed - shortfall, spent, top)
     if spent <= bound:
         return best
-    best, spent = _one_instead(candidates, count - 1, shortfall, head_freed, head_cost, top, best, spent)
+    better, spent = _one_instead(candidates, count - 1, shortfall, head_freed, head_cost, top, best, spent)
     if spent > bound and len(candidates) <= EXACT_LIMIT:
-        best = _exact(candidates, shortfall, top, best, spent)
-    return _without_superfluous(best, sum(candidate.nbytes for candidate in best) - shortfall, spent, top)[0]
+        better = _exact(candidates, shortfall, top, better, spent)
+    if better is best:
+        return best
+    return _without_superfluous(better, sum(candidate.nbytes for candidate in better) - shortfall, spent, top)[0]
 
 
 def cost(candidate: Evictable, top: float) -> float:
@@ -84,15 +87,16 @@ def cost(candidate: Evictable, top: float) -> float:
 
 def _without_superfluous(chosen: Sequence[E], surplus: int, spent: float, top: float) -> tuple[list[E], float]:
     """Drop members that the rest can do without, the most valuable first and among equals the last in order first."""
+    droppable = [index for index in range(len(chosen) - 1, -1, -1) if chosen[index].nbytes <= surplus]
+    if not droppable:
+        return list(chosen), spent
+    droppable.sort(key=lambda index: -cost(chosen[index], top))
     dropped: set[int] = set()
-    if surplus and len(chosen) > 1:
-        droppable = [index for index in range(len(chosen) - 1, -1, -1) if chosen[index].nbytes <= surplus]
-        droppable.sort(key=lambda index: -cost(chosen[index], top))
-        for index in droppable:
-            if chosen[index].nbytes <= surplus:
-                dropped.add(index)
-                surplus -= chosen[index].nbytes
-                spent -= cost(chosen[index], top)
+    for index in droppable:
+        if chosen[index].nbytes <= surplus:
+            dropped.add(index)
+            surplus -= chosen[index].nbytes
+            spent -= cost(chosen[index], top)
     return [candidate for index, candidate in enumerate(chosen) if index not in dropped], spent
 
 
