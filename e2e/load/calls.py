@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,20 +81,19 @@ class HttpCaller:
             if keep:
                 self._idle.append((reader, writer))
             else:
-                writer.close()
+                await _close(writer)
 
     async def close(self) -> None:
         """See `Caller.close`."""
-        for _, writer in self._idle:
-            writer.close()
-        self._idle.clear()
+        while self._idle:
+            await _close(self._idle.pop()[1])
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while self._idle:
             reader, writer = self._idle.pop()
             if not reader.at_eof() and not writer.is_closing():
                 return reader, writer
-            writer.close()
+            await _close(writer)
         while True:
             try:
                 async with asyncio.timeout(_CONNECT_SECONDS):
@@ -106,6 +106,12 @@ class HttpCaller:
         body = json.dumps({"inputs": [tensor]}).encode()
         path = f"/v2/models/{quote(self._target.model, safe='')}/infer"
         return f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bool, bytes]:
