@@ -45,6 +45,11 @@ def measure(setting: Setting, built: Mapping[str, Built], emit: Callable[..., No
         greedy, greedy_loads = _loading(worker, names, scale.requests_per_second, scale.seconds)
     limit = max(limit, link.bytes_per_second(setting))
 
+    if _refused(quiet) or _refused(polite):
+        raise BenchmarkError(
+            f"{_refused(quiet)} requests were refused in the quiet, {_refused(polite)} beside polite loads"
+        )
+
     def added(answers: list[Answered]) -> float:
         return _milliseconds(answers)["p99"] - _milliseconds(quiet)["p99"]
 
@@ -104,14 +109,19 @@ def _requests(worker: Worker, per_second: float) -> Iterator[list[Answered]]:
         ending.set()
         thread.join()
         worker.call(INPUTS)  # is answered after all of them
-    if len(answers) != submitted or any(answer.refusal for answer in answers):
-        raise BenchmarkError(f"{len(answers)} of {submitted} requests were answered, some perhaps refused")
+    if len(answers) != submitted:
+        raise BenchmarkError(f"{len(answers)} of {submitted} requests were answered")
+
+
+def _refused(answers: list[Answered]) -> int:
+    return sum(answer.refusal is not None for answer in answers)
 
 
 def _milliseconds(answers: list[Answered]) -> dict[str, float]:
-    values = [1e3 * answer.seconds for answer in answers]
+    values = [1e3 * answer.seconds for answer in answers if answer.refusal is None]
     return {
-        "requests": len(values),
+        "requests": len(answers),
+        "refused": _refused(answers),
         "p50": median(values),
         "p99": quantile(values, 0.99),
         "longest": max(values),
