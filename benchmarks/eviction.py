@@ -141,9 +141,9 @@ class _NoDemand:
 
 
 def microseconds(action: Callable[[], object]) -> float:
-    """Processor time of an action, the better of two runs: the first pays for cold caches of the measurement itself."""
+    """Processor time of an action, the best of five runs: what else the machine does takes caches from all but some."""
     taken = []
-    for _ in range(2):
+    for _ in range(5):
         began = time.thread_time_ns()
         action()
         taken.append(time.thread_time_ns() - began)
