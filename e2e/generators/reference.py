@@ -144,7 +144,9 @@ def _reasons() -> str:
     sections: list[str] = []
     blocks = re.split(r"^    # (.+)$", source, flags=re.MULTILINE)[1:]
     for title, body in zip(blocks[::2], blocks[1::2], strict=True):
-        members = re.findall(r'^    [A-Z_]+ = "(\w+)"(?:  # .+)?\n    """(.*?)"""', body, flags=re.MULTILINE | re.DOTALL)
+        members = re.findall(
+            r'^    [A-Z_]+ = "(\w+)"(?:  # [^\n]+)?\n    """(.*?)"""', body, flags=re.MULTILINE | re.DOTALL
+        )
         sections.append(f"## {title}\n\n" + table(("Reason", "Meaning"), ((code(n), words) for n, words in members)))
     listed = sum(section.count("\n| `") for section in sections)
     if listed != len(reasons.Reason):
