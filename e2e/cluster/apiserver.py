@@ -28,34 +28,41 @@ class ApiServer:
     settings: Settings
 
     @property
+    def audit(self) -> Path:
+        """What the audited user called, one JSON object a line."""
+        return self.settings.log / "audit.log"
+
+    @property
     def kubectl(self) -> Path:
         """A kubectl of the server's version."""
         return self.settings.bin / "kubectl"
 
 
 @contextmanager
-def api_server(*, controllers: bool = False) -> Iterator[ApiServer]:
+def api_server(*, controllers: bool = False, audited: str = "") -> Iterator[ApiServer]:
     """Run etcd and an API server for the block, in about 3 seconds; nothing of them is left after it.
 
     controllers: also the controller manager, for owner references, namespace deletion, Deployments and the like.
-    Without it pods need no ServiceAccount, and a namespace never goes away. The processes end with this one, however
-    it ends. Loopback ports are chosen anew each time, so any number of servers can run side by side.
+    Without it pods need no ServiceAccount, and a namespace never goes away.
+    audited: a user whose calls are written down.
+    The processes end with this one, however it ends. Loopback ports are chosen anew each time, so any number of servers
+    can run side by side.
     """
     state = Path(tempfile.mkdtemp(prefix="ballast-apiserver-"))
     settings = _settings(state, tied=True)
     try:
-        yield start(settings, controllers=controllers)
+        yield start(settings, controllers=controllers, audited=audited)
     finally:
         Processes(settings).stop_all()
         shutil.rmtree(state)
 
 
-def start(settings: Settings, *, controllers: bool) -> ApiServer:
+def start(settings: Settings, *, controllers: bool, audited: str = "") -> ApiServer:
     """Start the server that the settings describe, or what is missing of it."""
     missing = [name for name in ("etcd", "kube-apiserver", "kubectl") if not (settings.bin / name).exists()]
     if missing:
         raise ClusterError(f"{settings.bin} lacks {', '.join(missing)}: run e2e/bootstrap/bootstrap binaries")
-    control_plane_up(settings, controllers=controllers, nodes=False)
+    control_plane_up(settings, controllers=controllers, nodes=False, audited=audited)
     if controllers:
         default_account_made(settings)
     return ApiServer(settings.admin, settings.api_url, settings.pki / "ca.crt", settings)

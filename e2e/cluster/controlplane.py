@@ -21,20 +21,34 @@ anonymous:
 """
 
 
+_AUDIT = """\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  users: [{user}]
+- level: None
+"""
+
+
 def make_folders(settings: Settings) -> None:
     """Make the folders that every part writes to."""
     for folder in (settings.pki, settings.conf, settings.log, settings.run):
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def control_plane_up(settings: Settings, *, controllers: bool = True, nodes: bool = True) -> None:
-    """Start what is missing and wait until the API server is ready. Without nodes there is no scheduler either."""
+def control_plane_up(settings: Settings, *, controllers: bool = True, nodes: bool = True, audited: str = "") -> None:
+    """Start what is missing and wait until the API server is ready. Without nodes there is no scheduler either.
+
+    audited: a user whose calls the API server writes down, one JSON object a line, in `audit.log` among the logs.
+    """
     make_folders(settings)
     make_authority(settings)
     _credentials(settings)
     processes = Processes(settings)
     _etcd_up(processes)
-    _api_server_up(processes, controllers=controllers, nodes=nodes)
+    _api_server_up(processes, controllers=controllers, nodes=nodes, audited=audited)
     if controllers:
         _controller_manager_up(processes)
     if nodes:
@@ -90,7 +104,7 @@ def _etcd_up(processes: Processes) -> None:
     processes.wait("etcd", "etcd answers", lambda: healthy(settings, ready), seconds=30)
 
 
-def _api_server_up(processes: Processes, *, controllers: bool, nodes: bool) -> None:
+def _api_server_up(processes: Processes, *, controllers: bool, nodes: bool, audited: str) -> None:
     settings, pki = processes.settings, processes.settings.pki
     put(settings.conf / "authentication.yaml", _AUTHENTICATION)
     argv = [
@@ -121,6 +135,10 @@ def _api_server_up(processes: Processes, *, controllers: bool, nodes: bool) -> N
         argv += ["--endpoint-reconciler-type=none"]  # the Service `kubernetes` takes no loopback address
     if not controllers:
         argv += ["--disable-admission-plugins=ServiceAccount"]  # nobody makes the ServiceAccount that pods would need
+    if audited:
+        put(settings.conf / "audit.yaml", _AUDIT.format(user=audited))
+        argv += [f"--audit-policy-file={settings.conf}/audit.yaml", f"--audit-log-path={settings.log}/audit.log"]
+        argv += ["--audit-log-mode=blocking"]
     processes.spawn("kube-apiserver", argv)
     ready = f"{settings.api_url}/readyz"
     processes.wait("kube-apiserver", "kube-apiserver is ready", lambda: healthy(settings, ready), seconds=90)

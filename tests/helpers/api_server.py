@@ -27,6 +27,7 @@ class Kubectl:
 
     program: Path
     kubeconfig: Path
+    audit: Path
 
     def run(self, *arguments, manifest=None):
         """The finished process; a manifest is given as YAML on standard input."""
@@ -48,11 +49,11 @@ class Kubectl:
 
 
 @contextmanager
-def kubectl_on_new_server(*, controllers: bool = False) -> Iterator[Kubectl]:
+def kubectl_on_new_server(*, controllers: bool = False, audited: str = "") -> Iterator[Kubectl]:
     """An empty API server; the test is skipped, or under CI=true fails, where its programs are not installed."""
     try:
-        with api_server(controllers=controllers) as server:
-            yield Kubectl(server.kubectl, server.kubeconfig)
+        with api_server(controllers=controllers, audited=audited) as server:
+            yield Kubectl(server.kubectl, server.kubeconfig, server.audit)
     except ClusterError as error:
         if os.environ.get("CI") == "true":
             raise

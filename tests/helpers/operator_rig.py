@@ -58,6 +58,8 @@ CLUSTER_BINDINGS = Resource(
     "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
 )
 
+OPERATOR_USER = "system:serviceaccount:default:operator"
+
 IMAGE = "registry.example/ballast-worker:test"
 OPERATOR_IMAGE = "registry.example/ballast-operator:test"
 

@@ -44,19 +44,19 @@ def _of(resource: Resource, verbs: tuple[str, ...], sub: str = "") -> Permission
 
 
 PERMISSIONS: Final = (
-    _of(resources.MODELS, (*_READ, "patch")),
+    _of(resources.MODELS, ("list", "watch")),
     _of(resources.MODELS, ("patch",), "status"),
     _of(resources.MODELS, ("update",), "finalizers"),
     _of(resources.BUDGETS, (*_READ, "patch")),
     _of(resources.BUDGETS, ("patch",), "status"),
     _of(resources.BUDGETS, ("update",), "finalizers"),
-    _of(resources.PODS, _OWN),
+    _of(resources.PODS, (*_READ, "create", "delete")),
     _of(resources.SERVICES, _OWN),
     _of(resources.CONFIG_MAPS, _OWN),
     _of(resources.ENDPOINT_SLICES, _OWN),
     Permission(resources.ENDPOINT_SLICES.group, "endpointslices/restricted", ("create",)),
-    _of(resources.DISRUPTION_BUDGETS, _OWN),
-    _of(resources.EVENTS, ("create", "patch")),
+    _of(resources.DISRUPTION_BUDGETS, (*_READ, "create", "patch")),
+    _of(resources.EVENTS, ("create",)),
     _of(resources.CLAIMS, ("get",)),
     Permission("", resources.SECRETS.plural, ("get", "update"), only=(names.WORKER_CERTIFICATE,)),
     Permission("", resources.SECRETS.plural, ("create",)),

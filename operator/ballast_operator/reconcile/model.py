@@ -72,7 +72,8 @@ class ModelReconciler:
         if not paused(obj):
             conflict, again = await self._service(key, obj, verdict, own=own)
             if own and not conflict:
-                await self._slices(key, obj, verdict, involved, rollout)
+                conflict = await self._slices(key, obj, verdict, involved, rollout)
+                again = _FOREIGN_SECONDS if conflict else None
         situation = Situation(
             verdict=verdict,
             workers=involved,
@@ -113,8 +114,9 @@ class ModelReconciler:
         )
         return text, _FOREIGN_SECONDS if text else None
 
-    async def _slices(self, key: Key, obj: Object, model: Model, involved: Sequence[Worker], rollout: Rollout) -> None:
-        world = self._world
+    async def _slices(self, key: Key, obj: Object, model: Model, involved: Sequence[Worker], rollout: Rollout) -> str:
+        """Write the endpoints as they should be; returns what stands in their way."""
+        world, obstacle = self._world, ""
         existing = world.caches[ENDPOINT_SLICES].group("service", key.namespace, key.name)
         ours = [s for s in existing if naming.owner_uid(s) == model.uid]
         plan = endpoints.plan_slices(
@@ -128,13 +130,14 @@ class ModelReconciler:
         for body in plan.write:
             known = held.get(body["metadata"]["name"])
             if known is None:
-                await ensure(world, ENDPOINT_SLICES, body, uid=model.uid, by=key)
+                obstacle = await ensure(world, ENDPOINT_SLICES, body, uid=model.uid, by=key) or obstacle
                 continue
             bound = {**body, "metadata": {**body["metadata"], "uid": known["metadata"]["uid"]}}
             answer = await world.client.apply(ENDPOINT_SLICES, bound, priority=Priority.READY)
             world.observe(ENDPOINT_SLICES, None, answer, by=key)
         for stale in plan.delete:
             await delete(world, ENDPOINT_SLICES, stale, by=key)
+        return obstacle
 
     async def _clear_slices(self, key: Key) -> None:
         """Remove the endpoints of a model that nobody serves; its Service keeps its address."""

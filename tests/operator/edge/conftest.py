@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from helpers.api_server import REPOSITORY, Kubectl, kubectl_on_new_server
-from helpers.operator_rig import Rig, operator_kubeconfig, rig
+from helpers.operator_rig import OPERATOR_USER, Rig, operator_kubeconfig, rig
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Kubectl]:
     """An API server without controllers: nothing but the operator and the test changes anything."""
-    with kubectl_on_new_server() as kubectl:
+    with kubectl_on_new_server(audited=OPERATOR_USER) as kubectl:
         kubectl.succeed("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
         kubectl.succeed("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         yield kubectl
