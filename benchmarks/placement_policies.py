@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from ballast_operator.placement.load import size
 from ballast_operator.placement.model import ModelDemand, MovePrice, WorkerCapacity
-from ballast_operator.placement.packing import pack
-
-Assignment = Mapping[str, tuple[str, ...]]
-Policy = Callable[[Sequence[ModelDemand], Sequence[WorkerCapacity], Assignment, MovePrice], dict[str, tuple[str, ...]]]
+from ballast_operator.placement.simulation import Assignments, Policy
 
 
 def round_robin(
-    models: Sequence[ModelDemand], workers: Sequence[WorkerCapacity], _: Assignment, __: MovePrice
+    models: Sequence[ModelDemand], workers: Sequence[WorkerCapacity], _: Assignments, __: MovePrice
 ) -> dict[str, tuple[str, ...]]:
     """Models by name, one worker after the other; nothing ever moves."""
     found, turn = {}, 0
@@ -26,17 +23,19 @@ def round_robin(
 
 
 def least_loaded(
-    models: Sequence[ModelDemand], workers: Sequence[WorkerCapacity], previous: Assignment, _: MovePrice
+    models: Sequence[ModelDemand], workers: Sequence[WorkerCapacity], previous: Assignments, _: MovePrice
 ) -> dict[str, tuple[str, ...]]:
-    """Models by name, each to the workers with the least compute; models that have workers stay."""
+    """Models by name, each to the workers with the least compute, then the fewest models; models that have workers stay."""
     compute = {worker.name: 0.0 for worker in workers}
+    here = dict.fromkeys(compute, 0)
     found: dict[str, tuple[str, ...]] = {}
     for model in sorted(models, key=lambda model: (model.name not in previous, model.name)):
         count = min(model.replicas, len(workers))
-        chosen = previous.get(model.name) or sorted(compute, key=lambda name: (compute[name], name))[:count]
+        chosen = previous.get(model.name) or sorted(compute, key=lambda name: (compute[name], here[name], name))[:count]
         found[model.name] = tuple(sorted(chosen))
         for name in chosen:
             compute[name] += model.utilization / count
+            here[name] += 1
     return found
 
 
@@ -49,7 +48,7 @@ def plain_lpt(hysteresis_percent: int = 10) -> Policy:
     tolerance = 1 + hysteresis_percent / 100
 
     def policy(
-        models: Sequence[ModelDemand], workers: Sequence[WorkerCapacity], previous: Assignment, _: MovePrice
+        models: Sequence[ModelDemand], workers: Sequence[WorkerCapacity], previous: Assignments, _: MovePrice
     ) -> dict[str, tuple[str, ...]]:
         compute = {worker.name: 0.0 for worker in workers}
         held = dict.fromkeys(compute, 0)
@@ -75,16 +74,5 @@ def plain_lpt(hysteresis_percent: int = 10) -> Policy:
                 compute[name] += share
                 held[name] += nbytes
         return found
-
-    return policy
-
-
-def ballast(hysteresis_percent: int = 10) -> Policy:
-    """The operator's own rule."""
-
-    def policy(
-        models: Sequence[ModelDemand], workers: Sequence[WorkerCapacity], previous: Assignment, price: MovePrice
-    ) -> dict[str, tuple[str, ...]]:
-        return pack(models, workers, previous, hysteresis_percent=hysteresis_percent, price=price).assignments
 
     return policy

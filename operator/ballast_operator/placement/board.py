@@ -74,8 +74,10 @@ class Board:
             ),
             default=0.0,
         )
-        self.least_peak = max(largest, min(1.0, compute / count), min(1.0, self.mean_memory))
+        even = compute / count * self._least_compute_unit
+        self.least_peak = max(largest, even, min(1.0, self.mean_memory))
         """A bound below the score of the most loaded worker with everything placed: an even spread, or the largest copy."""
+        self._alike = len({load.capacity for load in self.loads}) <= 1
         self._unlimited = any(load.capacity is None for load in self.loads)
 
     def share(self, model: ModelDemand) -> float:
@@ -141,9 +143,14 @@ class Board:
         for by_compute, by_memory in zip(self._by_compute, self._by_memory, strict=True):
             if best is not None and best[0] <= max(by_compute[0] + least_compute, by_memory[0] + least_memory):
                 break
+            if whole and self._alike and not self.loads[by_memory[2]].fits(model):
+                break  # all that follow are at least as full
             for load in (self.loads[by_compute[2]], self.loads[by_memory[2]]):
+                score = load.with_change(share, nbytes)
+                if best is not None and score > best[0]:
+                    continue
                 if possible(load):
-                    key = (load.with_change(share, nbytes), load.unweighed, load.index)
+                    key = (score, load.unweighed, load.index)
                     best = key if best is None else min(best, key)
         if best is None:
             if whole:

@@ -17,7 +17,7 @@ class Candidate:
     """A worker with the model on it, everything else being where it is.
 
     Args:
-        score: The larger of compute and memory, each relative to the pool's average where that is above 1.
+        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once.
         compute: Device seconds per second.
         held_bytes: Weights and code.
         capacity_bytes: What there is for them; None while not known.
@@ -128,6 +128,6 @@ def _come(
         return "a copy: spec.replicas is 0"
     if score * tolerance >= source.score:
         return f"a score below {source.score / tolerance:.2f}, or '{source.name}' above {score * tolerance:.2f} (now {source.score:.2f})"
-    if not price.pays(source.score - score, seconds):
+    if not price.pays((source.score - score) / source.compute_unit, seconds):
         return f"a gain above {seconds / price.horizon_seconds:.2g} to pay for a load of {seconds:.2g} s (now {source.score - score:.2g})"
     return "nothing: the next repack may move it there"

@@ -103,12 +103,14 @@ class Search:
             for target in partners:
                 if model.name in target.models:
                     continue
-                higher = max(left, target.with_change(share, nbytes))
+                there = target.with_change(share, nbytes)
+                higher = max(left, there)
                 crowding = self._crowding(source, target, nbytes)
                 key = (crowding, higher, nbytes, model.name, target.index, "")
-                if (not crowding and higher * _LEAST_GAIN >= source.score) or (best is not None and key >= best[0]):
+                if (not crowding and higher >= source.score) or (best is not None and key >= best[0]):
                     continue
-                if target.feasible(model) and self._worth(source, higher, crowding, [(model, source, target)]):
+                step = [(model, source, target)]
+                if target.feasible(model) and self._worth(source, there, higher, crowding, step):
                     best = key, _Step(model, target)
         return None if best is None else best[1]
 
@@ -126,7 +128,7 @@ class Search:
                 if best is not None and key >= best[0]:
                     continue
                 if (
-                    self._worth(source, higher, crowding, [(model, source, target), (back, target, source)])
+                    self._worth(source, higher, higher, crowding, [(model, source, target), (back, target, source)])
                     and source.feasible(back, without=model)
                     and target.feasible(model, without=back)
                 ):
@@ -145,18 +147,23 @@ class Search:
         ended = source.crowded and source.held - nbytes <= (source.capacity or 0)
         return -1 if ended else 0
 
-    def _worth(self, source: Load, higher: float, crowding: int, steps: list[tuple[ModelDemand, Load, Load]]) -> bool:
-        """Whether a step is an improvement, and one that pays where it displaces a model that serves."""
+    def _worth(
+        self, source: Load, there: float, higher: float, crowding: int, steps: list[tuple[ModelDemand, Load, Load]]
+    ) -> bool:
+        """Whether a step is an improvement, and one that pays where it displaces a model that serves.
+
+        `there` is what the model would find, `higher` the score of the busier worker after the step.
+        """
         if crowding:
             return crowding < 0
         displaced = [step for step in steps if step[1].index in self._board.incumbents.get(step[0].name, ())]
-        if higher * (self._tolerance if displaced else _LEAST_GAIN) >= source.score:
+        if there * (self._tolerance if displaced else _LEAST_GAIN) >= source.score:
             return False
         seconds = sum(
             self._price.seconds(model.weights_bytes, warm=self._board.affinity(model.name, end) is not Affinity.NONE)
             for model, _, end in displaced
         )
-        return self._price.pays(source.score - higher, seconds)
+        return self._price.pays((source.score - higher) / source.compute_unit, seconds)
 
 
 def _relieving(source: Load, target: Load, limit: float) -> list[tuple[ModelDemand, ModelDemand]]:

@@ -11,13 +11,16 @@ from ballast_operator.placement.model import ModelDemand, WorkerCapacity, Worker
 DIGITS: Final = 9
 """Loads are compared after rounding, so that float residue breaks no ties."""
 
+_IDLE: Final = 0.1
+"""Mean device seconds per second below which differences in compute count less and less."""
+
 
 class Load:
     """Running sums of one worker. Bytes; compute in device seconds per second.
 
-    A score is the larger of compute and memory, both relative to what an even spread over the pool would give where that
-    is above 1: in a pool whose models do not all fit, or that is asked for more than it can compute, the other of the two
-    still counts.
+    A score is the larger of compute and memory. Memory is a share of the capacity, and compute of one device, where
+    everything might fit. In a pool whose models cannot all fit at once both are multiples of an even spread: memory that is
+    full on every worker would hide everything else. Likewise compute where the pool is asked for more than it has.
 
     Args:
         worker: The worker.
@@ -47,7 +50,7 @@ class Load:
         self.node = worker.node
         self.index = index
         self.capacity = worker.capacity_bytes if worker.capacity_bytes and worker.capacity_bytes > 0 else None
-        self.compute_unit = 1 / max(1.0, mean_compute)
+        self.compute_unit = 1 / max(mean_compute, 1.0 if mean_memory <= 1 else _IDLE)
         self.memory_unit = 0.0 if self.capacity is None else 1 / (self.capacity * max(1.0, mean_memory))
         self.compute = 0.0
         self.pinned = 0
@@ -84,7 +87,8 @@ class Load:
 
     def with_change(self, compute: float, held: int) -> float:
         """The score with so much more compute and so many more bytes; either may be negative."""
-        return round(max((self.compute + compute) * self.compute_unit, (self.held + held) * self.memory_unit), DIGITS)
+        by_compute, by_memory = (self.compute + compute) * self.compute_unit, (self.held + held) * self.memory_unit
+        return round(max(by_compute, by_memory), DIGITS)
 
     @property
     def memory_bound(self) -> bool:

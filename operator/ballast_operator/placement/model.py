@@ -79,7 +79,7 @@ class MovePrice:
         return nbytes / rate if rate else 0.0
 
     def pays(self, gain: float, seconds: float) -> bool:
-        """Whether so much less load on the busier worker makes up for loads of so many seconds."""
+        """Whether so many device seconds per second less on the busier worker make up for loads of so many seconds."""
         return gain * self.horizon_seconds >= seconds
 
 
@@ -118,7 +118,7 @@ class WorkerLoad:
     """What one worker has after the pack.
 
     Args:
-        score: The larger of compute and memory, each relative to the pool's average where that is above 1.
+        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once.
         swapped_bytes: Weights of all models on it that are not pinned.
         largest_swapped_bytes: The largest of them, which has to find room beside what is pinned.
     """

@@ -172,7 +172,7 @@ def _better(other: Board, best: Board, *, tolerance: float, price: MovePrice) ->
         )
         for load in other.loads
     ]
-    return price.pays(_peak(best) - _peak(other), sum(seconds))
+    return price.pays((_peak(best) - _peak(other)) / best.loads[0].compute_unit, sum(seconds))
 
 
 def _answer(board: Board, previous: Mapping[str, tuple[str, ...]]) -> Packing:
