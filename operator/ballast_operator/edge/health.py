@@ -23,13 +23,15 @@ RUN_SECONDS: Final = 300.0
 
 
 class Health:
-    """Progress of loop and queue; nothing of it depends on the API server being reachable. Any thread may ask."""
+    """Progress of loop, queue and watches; nothing of it depends on the API server being reachable. Any thread may ask."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._beat = clock()
         self.longest_run: Callable[[], float] = lambda: 0.0
         """Seconds of the oldest reconciliation in flight."""
+        self.deaf: Callable[[], list[str]] = list
+        """Watches that tell nothing any more, in words."""
         self.stage = "starting"
         """What the process is at, for a person."""
 
@@ -49,7 +51,7 @@ class Health:
         longest = self.longest_run()
         if longest > RUN_SECONDS:
             found.append(f"a reconciliation has been running for {longest:.0f} s (limit {RUN_SECONDS:.0f})")
-        return found
+        return [*found, *self.deaf()]
 
 
 class HealthServer:

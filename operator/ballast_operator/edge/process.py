@@ -176,6 +176,7 @@ class Process:
         )
         self._health.longest_run = dispatcher.longest_run
         sweeper = Sweeper(world, client, self._arguments.namespaces, self._cluster_metrics)
+        self._health.deaf = sweeper.deaf
         self._health.stage = "filling the caches"
         await self._patiently(sweeper.fill, stop)
         try:
@@ -218,8 +219,7 @@ class Process:
     def _observe(self, world: World, sweeper: Sweeper, resource: Resource, type_: str | None, obj: Object) -> None:
         self._last_event = time.monotonic()
         world.observe(resource, type_, obj)
-        if type_ is None:
-            sweeper.relisted(resource)
+        sweeper.told(resource, type_)
 
     async def _acquired(self, stop: asyncio.Event) -> bool:
         while not self._keeper.acquired.is_set():
