@@ -2,9 +2,10 @@
 """How fast the host pool fills, changes its table, chooses what to evict, and starts.
 
 Filling is set against a plain read of the same file into memory that was touched before, round after round in turn; the best
-round of each counts. The plain read is the best of one thread and of as many as fill, each with a part of its own. Twice: with the file out of the page cache, as after a start of the node, where the disk is the limit; and with the file in
-it, where memory and processors are. Filling verifies the digest, which plain reading does not: what the processors can digest,
-and what a read that verifies brings into memory that was touched before, is measured beside.
+round of each counts. The plain read is the best of one thread and of as many as fill, each with a part of its own. Twice:
+with the file out of the page cache, as after a start of the node, where the disk is the limit; and with the file in it, where
+memory and processors are. Filling verifies the digest, which plain reading does not: what the processors can digest, and what
+a read that verifies brings into memory that was touched before, is measured beside.
 """
 
 from __future__ import annotations

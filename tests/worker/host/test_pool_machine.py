@@ -11,7 +11,14 @@ from helpers.plain_bundles import packed_bytes
 from helpers.pool_pages import faults, used_bytes
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ballast_worker.host.survey import survey
 
@@ -24,7 +31,7 @@ models = st.sampled_from(sorted(SIZES))
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Three places for workers; one command at a time, but a fill may stand still while others go on."""
+    """Three workers; one command at a time, but a fill may stand still while others go on."""
 
     numbers = itertools.count()
 
@@ -46,25 +53,27 @@ class PoolMachine(RuleBasedStateMachine):
         return self.bundles[model].path
 
     def idle(self, at):
-        return at in self.workers and at not in self.filling
+        return at not in self.filling
 
     def there(self):
         return {region.name for region in survey(self.directory).regions if region.ready}
 
-    @rule(at=workers)
+    @initialize()
+    def begin(self):
+        for at in range(3):
+            self.start(at)
+
     def start(self, at):
-        if at not in self.workers:
-            worker = self.workers[at] = self.nursery.worker(self.directory, BUDGET)
-            self.held[at], self.kept[at] = set(), set()
-            assert worker.answer() == "ready"
+        worker = self.workers[at] = self.nursery.worker(self.directory, BUDGET)
+        self.held[at], self.kept[at] = set(), set()
+        assert worker.answer() == "ready"
 
     @rule(at=workers, kill=st.booleans())
-    def end(self, at, kill):
-        if (kill and at in self.workers) or self.idle(at):
+    def start_anew(self, at, kill):
+        if kill or self.idle(at):
             self.filling.pop(at, None)
-            worker = self.workers.pop(at)
-            del self.held[at], self.kept[at]
-            worker.kill() if kill else worker.close()
+            self.workers[at].kill() if kill else self.workers[at].close()
+            self.start(at)
 
     @rule(at=workers, model=models, keep=st.booleans(), hold=st.booleans())
     def load(self, at, model, keep, hold):
@@ -141,7 +150,6 @@ class PoolMachine(RuleBasedStateMachine):
         (self.path(model) / "new").write_bytes(data)
         (self.path(model) / "new").rename(self.path(model) / "weights.safetensors")
 
-    @precondition(lambda self: self.directory.exists())
     @invariant()
     def whole(self):
         assert faults(self.directory) == []
@@ -166,5 +174,5 @@ class PoolMachine(RuleBasedStateMachine):
 def test_no_sequence_exceeds_the_budget_loses_a_page_or_brings_wrong_bytes(nursery, bundle, tmp_path):
     bundles = {name: bundle(name, mib) for name, mib in SIZES.items()}
     run_state_machine_as_test(
-        lambda: PoolMachine(nursery, tmp_path, bundles), settings=settings(max_examples=25, stateful_step_count=30)
+        lambda: PoolMachine(nursery, tmp_path, bundles), settings=settings(max_examples=20, stateful_step_count=30)
     )
