@@ -130,6 +130,7 @@ def test_the_split_rule_is_the_allocators(pool: XlaPool, block: int, first: int,
     source = np.zeros(pool.nbytes, np.uint8)
     hole, wall = pool.put(source[: block * MIB]), pool.put(source[:1])
     filler = pool.put(source[: pool.statistics().largest_free])
+    pool.wait(filler)
     pool.free(hole)
     pool.settle(pool.nbytes - block * MIB)
     assert pool.statistics().largest_free == block * MIB

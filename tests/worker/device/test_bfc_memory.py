@@ -171,7 +171,10 @@ def test_an_upload_that_the_allocator_refuses_leaves_its_bytes_as_before():
 
 
 def test_pinned_bytes_are_those_of_the_chunks():
-    memory = BfcMemory(SimulatedPool(128 * KIB), scratch=0)
+    memory = BfcMemory(SimulatedPool(129 * KIB), scratch=0)
+    load(memory, "hole", model(128))
+    load(memory, "wall", model(1))
+    memory.release("hole")
     load(memory, "a", model(100), pinned=True)
     assert memory.statistics().pinned == 128 * KIB, "the chunk is handed out whole"
     assert memory.release("a") == 128 * KIB

@@ -117,6 +117,7 @@ class Worker:
         self._drain_until: float | None = None
         self._released_at: float | None = None
         self._ended: int | None = None
+        self._ending = threading.Event()
         self.ready = threading.Event()
         """Set when the plan is accepted and calls are taken."""
 
@@ -182,10 +183,21 @@ class Worker:
         return self._ended
 
     def _begin(self) -> None:
-        """Meet: what ran when the last process died, and what was assigned to it."""
+        """Wait for the device memory of a process that has just ended, if there is one, and meet."""
         if self._machine.fault is not None:
             self._refuse(self._machine.fault)
-            return
+        elif self._machine.settled:
+            self._meet()
+        else:
+            settling = self._reserver.submit(
+                self._machine.settle,
+                pause=self._ending.wait,
+                say=lambda text: self._inbox.put(partial(self._set_condition, Phase.STARTING, message=text)),
+            )
+            settling.add_done_callback(lambda _: self._inbox.put(self._meet))
+
+    def _meet(self) -> None:
+        """What ran when the last process died, and what was assigned to it."""
         assignment = self.desk.assignment
         models = assignment.models
         if self._folder is not None:
@@ -206,8 +218,8 @@ class Worker:
         self._catalog.route(assignment.routes)
         self._planner.node_workers = assignment.node_workers
         self.feed.touch()
-        if self._machine.fault is not None:
-            return
+        if self._machine.fault is not None or not self._machine.settled:
+            return  # the desk keeps it until this worker meets
         self._assigned = True
         self._lineup.apply(assignment.models, inspected)
 
@@ -366,6 +378,7 @@ class Worker:
         self._close(code)
 
     def _close(self, code: int) -> None:
+        self._ending.set()
         self._workshop.close()
         if self._reservation is not None and self._reservation.exception() is None:
             self._parts = self._reservation.result()

@@ -2,9 +2,10 @@
 """A replay of XLA's allocator: which offsets it gives to a sequence of requests. Pure, touches no memory.
 
 The allocator is "best fit with coalescing" (openxla/xla, xla/tsl/framework/bfc_allocator.cc) with one region, as it has
-when it preallocates. Its bins hold the free chunks by size and then address, so that it takes the smallest chunk that is
-large enough and the lowest among equals; it splits a chunk only by `splits`, else it hands it out whole; a freed chunk is
-one with its free neighbours at once.
+when it preallocates, whose high end is the central gap of its spatial partitioning. A request takes the smallest hole that
+is large enough, the lowest among equals, and the gap only when no hole is, though the gap may be smaller than the hole.
+A hole is split only by `splits`, else it is handed out whole; the gap gives exactly what is asked for. A freed chunk is one
+with its free neighbours at once, and what touches the high end is the gap.
 """
 
 from __future__ import annotations
@@ -16,24 +17,20 @@ from ballast_worker.bundle.layout import align
 from ballast_worker.device.freelist import FreeList
 
 MAX_UNUSED_BYTES: Final = 128 << 20
-"""A chunk that leaves so much beyond a request is split however large the request (max_internal_fragmentation_bytes_)."""
+"""A hole that leaves so much beyond a request is split however large the request (max_internal_fragmentation_bytes_)."""
 
 
-def splits(chunk: int, request: int) -> bool:
-    """Whether a free chunk is split for a rounded request; bytes."""
-    return chunk >= 2 * request or chunk - request >= MAX_UNUSED_BYTES
+def splits(hole: int, request: int) -> bool:
+    """Whether a hole is split for a rounded request; bytes."""
+    return hole >= 2 * request or hole - request >= MAX_UNUSED_BYTES
 
 
 def smallest_pool(requests: Sequence[int]) -> int:
-    """The smallest pool in which these requests, made in this order with nothing freed between, all succeed; bytes.
+    """The smallest pool in which these requests all succeed with nothing freed between, in any order; bytes.
 
-    While one block is free, each request but the last has to split it and leave enough for the rest. Any larger pool does
-    as well.
+    Nothing has left a hole then, and the gap wastes nothing.
     """
-    pool = 0
-    for request in reversed([align(size) for size in requests if size]):
-        pool = request + max(pool, min(request, MAX_UNUSED_BYTES)) if pool else request
-    return pool
+    return sum(align(size) for size in requests)
 
 
 class BfcReplay:
@@ -65,7 +62,10 @@ class BfcReplay:
     def allocate(self, nbytes: int) -> int | None:
         """The offset that a request of `nbytes`, above 0, is given; None when it fails."""
         request = align(nbytes)
-        offset = self._free.best_fit(request)
+        gap = self._gap()
+        offset = self._free.best_fit(request, beside=gap)
+        if offset is None and gap is not None and self.capacity - gap >= request:
+            offset = gap
         if offset is not None:
             self._take(offset, request)
         return offset
@@ -107,11 +107,17 @@ class BfcReplay:
         """(offset, size) of every free chunk, by offset."""
         return self._free.blocks()
 
+    def _gap(self) -> int | None:
+        """Where the gap begins, or None when there is none."""
+        last = self._free.last()
+        return last[0] if last is not None and sum(last) == self.capacity else None
+
     def _take(self, offset: int, request: int) -> None:
         block = self._free.block_around(offset, request)
         if block is None:
             raise ValueError(f"{request} bytes at {offset} are not free")
-        room = block[0] + block[1] - offset
-        size = request if splits(room, request) else room
+        end = sum(block)
+        room = end - offset
+        size = request if end == self.capacity or splits(room, request) else room
         self._free.take(offset, size)
         self._chunks[offset] = size

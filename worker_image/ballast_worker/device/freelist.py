@@ -36,10 +36,19 @@ class FreeList:
         """(offset, size) of every block, by offset."""
         return [(offset, self._sizes[offset]) for offset in self._offsets]
 
-    def best_fit(self, nbytes: int) -> int | None:
-        """Offset of the smallest block of at least `nbytes`, the lowest among equals; None when there is none."""
+    def best_fit(self, nbytes: int, *, beside: int | None = None) -> int | None:
+        """Offset of the smallest block of at least `nbytes`, the lowest among equals; None when there is none.
+
+        The block that begins at `beside` is not considered.
+        """
         index = bisect_left(self._by_size, (nbytes, 0))
+        if index < len(self._by_size) and self._by_size[index][1] == beside:
+            index += 1
         return self._by_size[index][1] if index < len(self._by_size) else None
+
+    def last(self) -> tuple[int, int] | None:
+        """(offset, size) of the block with the highest offset, or None."""
+        return (self._offsets[-1], self._sizes[self._offsets[-1]]) if self._offsets else None
 
     def block_around(self, offset: int, nbytes: int) -> tuple[int, int] | None:
         """(offset, size) of the block that holds all of [offset, offset + nbytes), or None."""
