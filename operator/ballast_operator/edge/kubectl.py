@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `kubectl` on PATH with the rights of whoever calls: objects, and pages on the loopback of pods."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+_SECONDS: Final = 30.0
+
+
+class KubectlError(Exception):
+    """kubectl could not do it; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """Calls of kubectl with some global options, as in ("--context", "kind")."""
+
+    options: tuple[str, ...] = ()
+
+    def get(self, *what: str) -> Any:
+        """The objects that `kubectl get ... -o json` prints.
+
+        Raises:
+            KubectlError: kubectl is not there, or refuses.
+        """
+        return json.loads(self._run("get", *what, "-o", "json"))
+
+    def namespace(self) -> str:
+        """The namespace of the current context."""
+        return self._run("config", "view", "--minify", "-o", "jsonpath={..namespace}").strip() or "default"
+
+    def page(self, namespace: str, pod: str, port: int, path: str, query: Mapping[str, str]) -> str:
+        """A page on the loopback of a pod, through `kubectl port-forward`.
+
+        Raises:
+            KubectlError: the port cannot be forwarded, or the page answers with an error, which is the message.
+        """
+        command = self._command("port-forward", "--namespace", namespace, f"pod/{pod}", f":{port}")
+        with _start(command) as forward:
+            try:
+                line = forward.stdout.readline() if forward.stdout is not None else ""
+                match = re.search(r"127\.0\.0\.1:([0-9]+)", line)
+                if match is None:
+                    forward.terminate()
+                    raise KubectlError((forward.communicate(timeout=_SECONDS)[1] or line).strip())
+                return _fetch(f"http://127.0.0.1:{match[1]}{path}?{urllib.parse.urlencode(query)}")
+            finally:
+                forward.terminate()
+
+    def _command(self, *arguments: str) -> list[str]:
+        return ["kubectl", *arguments, *self.options]
+
+    def _run(self, *arguments: str) -> str:
+        with _start(self._command(*arguments)) as process:
+            out, err = process.communicate(timeout=_SECONDS)
+        if process.returncode:
+            raise KubectlError(err.strip() or f"kubectl {arguments[0]} ended with {process.returncode}")
+        return out
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    except FileNotFoundError as error:
+        raise KubectlError("kubectl is not on PATH") from error
+
+
+def _fetch(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - loopback
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        raise KubectlError(error.read().decode().strip()) from error
+    except OSError as error:
+        raise KubectlError(f"the page cannot be read: {error}") from error
