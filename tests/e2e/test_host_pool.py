@@ -14,6 +14,7 @@ from helpers import pool_in_pod
 from helpers.plain_bundles import packed_bytes, random_bundle
 from helpers.small_bundles import pack_small
 
+from ballast_contract import quantities
 from e2e.cluster.commands import run
 from e2e.cluster.nodes import Node
 from e2e.cluster.settings import Settings
@@ -29,7 +30,8 @@ MODELS = 10
 WORKERS = 4
 HOST_BUDGET = 128 * MIB
 LARGE = 4 << 30  # more than /dev/shm of a node has
-PROCESS = 2 << 30
+PROCESS, REQUEST = 2 << 30, 256 * MIB
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 INSIDE = """
 import re
 for path, key in (("/sys/fs/cgroup/memory.stat", "shmem"), ("/sys/fs/cgroup/memory/memory.stat", "total_shmem")):
@@ -46,7 +48,10 @@ def budget(name, *, workers, host, **spec):
     pods = {
         "backend": "cpu",
         "terminationGracePeriodSeconds": 30,
-        "resources": {"requests": {"cpu": "20m", "memory": "256Mi"}, "limits": {"memory": f"{PROCESS // MIB}Mi"}},
+        "resources": {
+            "requests": {"cpu": "20m", "memory": f"{REQUEST // MIB}Mi"},
+            "limits": {"memory": f"{PROCESS // MIB}Mi"},
+        },
         "executableStore": {"persistentVolumeClaim": {"claimName": "executables"}},
         **workers,
     }
@@ -65,23 +70,31 @@ def budget(name, *, workers, host, **spec):
     }
 
 
+def node_name(number):
+    return Settings.from_environment().node_name(number)
+
+
 def on_node(number):
-    return {"nodeSelector": {"kubernetes.io/hostname": f"ballast-{number}"}}
+    return {"nodeSelector": {"kubernetes.io/hostname": node_name(number)}}
 
 
-def pools_on(number):
-    """Folders of host pools on a node, as the node sees them."""
+def folders(name, number):
+    """Folders of a budget's host pools on a node, as the node sees them."""
     settings = Settings.from_environment()
     found = run(settings, *Node(settings, number).inside("ls", "/dev/shm/ballast"), check=False)
-    return found.stdout.split() if found.returncode == 0 else []
+    return [folder for folder in found.stdout.split() if folder.startswith(f"{NAMESPACE}.{name}.")]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the workers of the pool say, by pod, and what their control groups are charged with."""
+    """The workers of a pool at one moment: by pod what they say, what their control groups are charged with, and their
+    containers.
+    """
 
     metrics: dict[str, dict[str, float]]
     shmem: dict[str, int]
+    containers: dict[str, dict]
+    status: dict
 
     def total(self, name):
         return sum(metrics[name] for metrics in self.metrics.values())
@@ -127,10 +140,34 @@ class Scene:
             if len(pods) != count or any(condition(p, "Ready").get("status") != "True" for p in pods):
                 return None
             found = {p["metadata"]["name"]: self.metrics(p["metadata"]["name"]) for p in pods}
-            return found if all(m.get("worker_models_resident") == MODELS for m in found.values()) else None
+            whole = all(m.get("worker_models_resident") == MODELS for m in found.values())
+            return (pods, found) if whole else None
 
-        metrics = self.kube.wait_for(f"{count} workers hold {MODELS} models", figures, seconds=300)
-        return Figures(metrics, {pod: int(self.exec(pod, INSIDE)) for pod in metrics})
+        pods, metrics = self.kube.wait_for(f"{count} workers hold {MODELS} models", figures, seconds=300)
+        return Figures(
+            metrics=metrics,
+            shmem={pod: int(self.exec(pod, INSIDE)) for pod in metrics},
+            containers={p["metadata"]["name"]: p["spec"]["containers"][0] for p in pods},
+            status=self.status(name),
+        )
+
+    def answers(self):
+        """What every worker answers for every model, by model."""
+        addresses = [p["status"]["podIP"] for p in self.pods()]
+        urls = [
+            (number, f"http://{address}:8000/v2/models/times-{number}/infer")
+            for address in addresses
+            for number in range(MODELS)
+        ]
+        answers = client.call(self.kube, NAMESPACE, [(url, BODY) for _, url in urls])
+        return [(number, steps.outputs(answer)) for (number, _), answer in zip(urls, answers, strict=True)]
+
+    def strike(self, name):
+        """Kill fillers and rename files over others, on the pool of a running worker."""
+        pod = self.pods(name)[0]["metadata"]["name"]
+        script = Path(pool_in_pod.__file__).read_text()
+        paths = [f"/models/models/{STORE.name}/version-{version}" for version in (0, 1)]
+        return pod, json.loads(self.exec(pod, script, *paths))
 
     def gone(self):
         self.kube.wait_for(
@@ -175,6 +212,9 @@ def scene(kube, images, bundles):
     steps.remove_namespace(kube, namespace=NAMESPACE)
 
 
+# The stages of one story, each seen once: tests may come in any order.
+
+
 @pytest.fixture(scope="module")
 def one(scene):
     """The first worker alone: it allocates the pool and reads every file."""
@@ -189,7 +229,13 @@ def four(scene, one):
 
 
 @pytest.fixture(scope="module")
-def restarted(scene, four):
+def answers(scene, four):
+    """What the four answer."""
+    return scene.answers()
+
+
+@pytest.fixture(scope="module")
+def restarted(scene, answers):
     """Four other workers in the place of these."""
     pods = scene.pods()
     names = [p["metadata"]["name"] for p in pods]
@@ -197,15 +243,53 @@ def restarted(scene, four):
     return scene.loaded(WORKERS, avoid={p["metadata"]["uid"] for p in pods})
 
 
+@pytest.fixture(scope="module")
+def struck(scene, restarted):
+    """Killed fillers and replaced files on the pool of the four, and what they answer then."""
+    _, found = scene.strike("shared")
+    return found, scene.answers()
+
+
+@pytest.fixture(scope="module")
+def deleted(scene, struck):
+    """The pool moves to another node, and its budget is deleted: the folders on both nodes before and after."""
+    scene.patch(replicas=0)
+    scene.gone()
+    scene.patch(replicas=1, **on_node(2))
+    nodes = [node_name(1), node_name(2)]
+    scene.kube.wait_for("both nodes are known", lambda: scene.status().get("hostNodes") == nodes, seconds=120)
+    scene.kube.wait_for("its worker is ready", lambda: scene.status().get("readyReplicas") == 1, seconds=120)
+    before = [folders("shared", number) for number in (1, 2)]
+    scene.kube.kubectl("delete", "weightbudget.ballast.dev", "shared", "-n", NAMESPACE, "--timeout=60s")
+    events = scene.kube.get("events.events.k8s.io", "-n", NAMESPACE)["items"]
+    return before, [folders("shared", number) for number in (1, 2)], [e["reason"] for e in events]
+
+
 def live(metrics):
     return metrics['worker_host_weight_bytes{state="live"}']
+
+
+def check_answers(answers):
+    assert len(answers) == WORKERS * MODELS
+    for number, outputs in answers:
+        assert outputs == [(number + 2) * x for x in (1, 2, 3, 4)]
+
+
+def check_strike(found):
+    old, new = (
+        hashlib.sha256(packed_bytes(pool_in_pod.open_bundle(STORE / f"version-{version}"))).hexdigest()
+        for version in (0, 1)
+    )
+    assert found["kills"]["wrong"] == []
+    assert found["kills"]["killed"] >= 20
+    assert found["rename"] == {"replaced": True, "during": old, "again": old, "after": new}
 
 
 def test_four_workers_of_a_node_keep_one_copy_of_each_model(scene, four):
     packed = sum(bundle.layout.nbytes for bundle in scene.bundles)
     for metrics in four.metrics.values():
         assert live(metrics) == pytest.approx(packed, rel=0.01)
-    assert len(pools_on(1)) == 1
+    assert four.status["hostNodes"] == [node_name(1)]
 
 
 def test_each_file_was_read_once_by_all_of_them_together(four):
@@ -215,19 +299,8 @@ def test_each_file_was_read_once_by_all_of_them_together(four):
     assert four.total("worker_host_weight_fallbacks_total") == 0
 
 
-def test_every_worker_answers_rightly_for_every_model(scene, four):
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
-    addresses = [p["status"]["podIP"] for p in scene.pods()]
-    calls = [
-        (f"http://{address}:8000/v2/models/times-{number}/infer", body)
-        for address in addresses
-        for number in range(MODELS)
-    ]
-    answers = client.call(scene.kube, NAMESPACE, calls)
-    assert len(addresses) == WORKERS
-    for index, answer in enumerate(answers):
-        factor = index % MODELS + 2
-        assert steps.outputs(answer) == [factor, 2 * factor, 3 * factor, 4 * factor]
+def test_every_worker_answers_rightly_for_every_model(answers):
+    check_answers(answers)
 
 
 def test_the_pages_of_the_pool_are_charged_to_the_worker_that_allocated_it_and_to_no_other(one, four):
@@ -236,13 +309,13 @@ def test_the_pages_of_the_pool_are_charged_to_the_worker_that_allocated_it_and_t
     assert all(charged < 16 * MIB for pod, charged in four.shmem.items() if pod != writer)
 
 
-def test_memory_is_limited_to_process_and_budget_and_requested_by_parts_of_it(scene, four):
-    for pod in scene.pods():
-        [worker] = pod["spec"]["containers"]
-        assert worker["resources"]["limits"]["memory"] == f"{(PROCESS + HOST_BUDGET) // MIB}Mi"
-    requests = {p["spec"]["containers"][0]["resources"]["requests"]["memory"] for p in scene.pods()}
-    assert requests == {f"{256 + 128}Mi", f"{256 + 128 // WORKERS}Mi"}  # made when there was one, and four
-    assert scene.status()["hostNodes"] == ["ballast-1"]
+def test_memory_is_limited_to_process_and_budget_and_requested_by_parts_of_it(one, four):
+    [writer] = one.containers
+    for pod, container in four.containers.items():
+        part = HOST_BUDGET if pod == writer else HOST_BUDGET // WORKERS  # made when there was one, and four
+        resources = container["resources"]
+        assert quantities.parse_api(resources["limits"]["memory"]) == PROCESS + HOST_BUDGET
+        assert quantities.parse_api(resources["requests"]["memory"]) == REQUEST + part
 
 
 def test_restarted_workers_read_no_file_and_build_nothing(restarted):
@@ -257,47 +330,25 @@ def test_the_pages_stay_when_the_worker_that_paid_for_them_is_gone_and_no_pod_pa
     assert all(charged < 16 * MIB for charged in restarted.shmem.values())
 
 
-def in_pod(scene, pod):
-    """Kill fillers and rename files over others on the pool of a running worker."""
-    script = Path(pool_in_pod.__file__).read_text()
-    paths = [f"/models/models/{STORE.name}/version-{version}" for version in (0, 1)]
-    return json.loads(scene.exec(pod, script, *paths))
-
-
-def check_in_pod(found):
-    old, new = (
-        hashlib.sha256(packed_bytes(pool_in_pod.open_bundle(STORE / f"version-{version}"))).hexdigest()
-        for version in (0, 1)
-    )
-    assert found["kills"]["wrong"] == []
-    assert found["kills"]["killed"] >= 20
-    assert found["rename"] == {"replaced": True, "during": old, "again": old, "after": new}
-
-
-def test_killed_fillers_and_files_renamed_over_harm_no_shared_pool(scene, restarted):
+def test_killed_fillers_and_files_renamed_over_harm_no_shared_pool(struck):
     """B14 (c), B15, in a folder of the node."""
-    check_in_pod(in_pod(scene, next(iter(restarted.metrics))))
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
-    for number in (0, MODELS - 1):
-        url = steps.infer_url("shared-pool", f"times-{number}", namespace=NAMESPACE)
-        [answer] = client.call(scene.kube, NAMESPACE, [(url, body)])
-        assert steps.outputs(answer)[0] == number + 2
+    found, answers = struck
+    assert found["directory"] == "/dev/shm/ballast"
+    check_strike(found)
+    check_answers(answers)
 
 
 def test_killed_fillers_and_files_renamed_over_harm_no_private_pool(scene):
     """B14 (c), B15, in a volume of the pod; there nothing is left on the node."""
-    before = pools_on(2)
     scene.apply(budget("private", workers={"replicas": 1, **on_node(2)}, host={"budget": "64Mi", "sharing": "none"}))
     scene.kube.wait_for(
         "the worker of 'private' is ready", lambda: scene.status("private").get("readyReplicas") == 1, seconds=120
     )
-    [pod] = scene.pods("private")
-    assert "initContainers" not in pod["spec"]
-    found = in_pod(scene, pod["metadata"]["name"])
-    assert found["directory"].endswith(pod["metadata"]["name"])
-    check_in_pod(found)
-    scene.kube.kubectl("delete", "weightbudget.ballast.dev", "private", "-n", NAMESPACE, "--timeout=60s")
-    assert pools_on(2) == before
+    assert "initContainers" not in scene.pods("private")[0]["spec"]
+    pod, found = scene.strike("private")
+    assert found["directory"] == f"/dev/shm/ballast/{pod}"
+    check_strike(found)
+    assert folders("private", 2) == []
 
 
 def test_a_budget_larger_than_the_mount_is_refused_with_mount_size_need_and_field(scene):
@@ -315,15 +366,8 @@ def test_a_budget_larger_than_the_mount_is_refused_with_mount_size_need_and_fiel
     scene.kube.kubectl("delete", "weightbudget.ballast.dev", "large", "-n", NAMESPACE, "--timeout=60s")
 
 
-def test_deletion_removes_the_pools_also_from_a_node_without_workers(scene, restarted):
-    scene.patch(replicas=0)
-    scene.gone()
-    scene.patch(replicas=1, **on_node(2))
-    scene.kube.wait_for("a pool on each node", lambda: pools_on(1) and pools_on(2), seconds=120)
-    scene.kube.wait_for(
-        "both are remembered", lambda: scene.status().get("hostNodes") == ["ballast-1", "ballast-2"], seconds=60
-    )
-    scene.kube.kubectl("delete", "weightbudget.ballast.dev", "shared", "-n", NAMESPACE, "--timeout=60s")
-    assert (pools_on(1), pools_on(2)) == ([], [])
-    events = scene.kube.get("events.events.k8s.io", "-n", NAMESPACE)["items"]
-    assert not [e for e in events if e["reason"] == "HostPoolLeft"]
+def test_deletion_removes_the_pools_also_from_a_node_without_workers(deleted):
+    before, after, reasons = deleted
+    assert [len(found) for found in before] == [1, 1]
+    assert after == [[], []]
+    assert "HostPoolLeft" not in reasons

@@ -26,8 +26,8 @@ from ballast_operator.reconcile.world import World
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS: Final = 15
-"""What a worker of a deleted budget may take: nobody can call its models any more."""
+GRACE_SECONDS: Final = 10
+"""What a worker of a deleted budget may take: nobody can call its models any more, and its host pool is removed after."""
 
 _LOOK_SECONDS: Final = 1.0
 _RELEASE_SECONDS: Final = 2.0
