@@ -17,7 +17,7 @@ from ballast_worker.control.machine import Machine
 from ballast_worker.control.models import Built
 from ballast_worker.control.planning import Basis, Wanted
 from ballast_worker.device.budget import Budget
-from ballast_worker.device.plan import Plan, make_plan
+from ballast_worker.device.plan import SLACK, Plan, make_plan, observed
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.protocol import CompactionMode, CompactionResult, ModelSnapshot, ResidentModel, Tier
 from ballast_worker.serving.call import Array, Call, Outcome, ServableModel
@@ -113,6 +113,13 @@ class Worker:
         )
         for name in models:
             self.add(name)
+        self._observe()
+
+    def _observe(self) -> None:
+        """As a worker does when it becomes ready."""
+        used = self.machine.process_bytes(now_exactly=True)
+        if used is not None:
+            self.plan = observed(self.plan, used=used, code=sum(one.code_bytes for one in self._built.values()))
 
     def _plan(self, config: WorkerConfig, arena: int, host: int | None) -> Plan:
         """A plan that takes what is needed and keeps no slack, so that all of it can be compared with the driver's figure."""
@@ -272,9 +279,11 @@ class Worker:
         return results[0]
 
     def plan_against_driver(self) -> int | None:
-        """What the driver counts for this process beyond what was planned, in bytes; None where it cannot be told."""
-        used = self.machine.process_bytes()
-        return None if used is None else used - self.plan.budget
+        """What the driver counts for this process beyond the plan's lines but slack, in bytes; None where it cannot be
+        told.
+        """
+        used = self.machine.process_bytes(now_exactly=True)
+        return None if used is None else used - sum(line.nbytes for line in self.plan.lines if line.name != SLACK)
 
     def close(self) -> None:
         """Give everything back."""

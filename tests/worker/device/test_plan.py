@@ -22,6 +22,7 @@ from ballast_worker.device.plan import (
     ModelNeed,
     PlanInputs,
     make_plan,
+    observed,
 )
 from ballast_worker.device.plan_text import refusal, render
 
@@ -287,3 +288,20 @@ def test_the_table_is_aligned_and_holds_every_line_the_total_and_the_budget() ->
     assert "executables of 1 model, measured" in render(plan)
     assert "0 pinned models" in render(plan)
     assert refusal(make_plan(inputs(MIB, models=pinned(GIB)))) in render(make_plan(inputs(MIB, models=pinned(GIB))))
+
+
+def test_what_the_driver_counts_replaces_the_context_and_slack_takes_the_difference() -> None:
+    before = make_plan(inputs(8 * GIB, context=700 * MIB, code=MIB, scratch=GIB))
+    used = before.budget - before.line(SLACK) - 90 * MIB
+    after = observed(before, used=used, code=before.line(CODE))
+    assert after.line(CONTEXT) == before.line(CONTEXT) - 90 * MIB
+    assert after.line(SLACK) == before.line(SLACK) + 90 * MIB
+    assert sum(line.nbytes for line in after.lines) == before.budget
+    assert after.warnings == before.warnings
+
+
+def test_a_process_that_holds_more_than_its_budget_is_warned_of() -> None:
+    before = make_plan(inputs(8 * GIB, context=700 * MIB, code=MIB, scratch=GIB))
+    after = observed(before, used=before.budget + MIB, code=before.line(CODE))
+    assert after.line(SLACK) == 0
+    assert f"holds {MIB} bytes of device memory beyond its budget" in after.warnings[-1]

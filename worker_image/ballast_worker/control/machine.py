@@ -91,10 +91,12 @@ class Machine:
             return 0
         return overhead_bytes(self._config.device.allocator) + host_bytes // _LOCKED_SHARE
 
-    def process_bytes(self) -> int | None:
-        """Device memory of this process as the driver counts it, a few seconds old; None where that cannot be told."""
+    def process_bytes(self, *, now_exactly: bool = False) -> int | None:
+        """Device memory of this process as the driver counts it, a few seconds old unless `now_exactly`; None where that
+        cannot be told.
+        """
         now = self._clock()
-        if self._used_at is None or now - self._used_at > _DRIVER_SECONDS:
+        if now_exactly or self._used_at is None or now - self._used_at > _DRIVER_SECONDS:
             self._used, self._used_at = driver_used(self._facts), now
         return self._used
 

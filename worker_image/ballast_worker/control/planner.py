@@ -14,6 +14,7 @@ from ballast_worker.control.lineup import Lineup
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.models import Built, Failure, Stage
 from ballast_worker.control.planning import Basis, DeviceLimits, Wanted
+from ballast_worker.device import plan as lines
 from ballast_worker.device.plan import Plan, PlanInputs
 from ballast_worker.device.plan_text import render
 
@@ -51,6 +52,7 @@ class Planner:
         self.plan: Plan | None = None
         self.node_workers = 0
         self._inputs: PlanInputs | None = None
+        self._made: Plan | None = None  # before anything was observed
         self._again_at: float | None = None
 
     def consider(self, lineup: Lineup, now: float) -> Accepted | Failure | None:
@@ -70,7 +72,7 @@ class Planner:
                 self._again_at = now + _AGAIN_SECONDS
             return None
         self._inputs, self._again_at = inputs, None
-        self.plan = plan = basis.plan(inputs)
+        self.plan = self._made = plan = basis.plan(inputs)
         _tell(plan)
         if not plan.fits:
             if plan.lacking:
@@ -82,6 +84,15 @@ class Planner:
             return host
         self.limits.plan = plan
         return Accepted(plan, host)
+
+    def observe(self, lineup: Lineup) -> None:
+        """Everything is reserved and has run: what the driver counts beyond it is known now, where it can be told."""
+        used = self._machine.process_bytes(now_exactly=True)
+        if used is None or self.plan is None:
+            return
+        code = sum(one.code_bytes for one in lineup.built().values())
+        self.limits.plan = self.plan = lines.observed(self.plan, used=used, code=code)
+        _tell(self.plan)
 
     def failed(self, now: float) -> None:
         """The plan could not be carried out; it is considered again later."""
@@ -101,7 +112,7 @@ class Planner:
         built = {name: view.built for name, view in views.items() if view.built is not None}
         basis = self.limits.basis
         plan = basis.plan(basis.inputs(_wanted(lineup, built)))
-        if plan == self.plan or not plan.fits:
+        if plan == self._made or not plan.fits:
             return False
         limits = replace(self.limits, plan=plan)
         return all(

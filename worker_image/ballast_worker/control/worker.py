@@ -278,6 +278,7 @@ class Worker:
 
     def _become_ready(self, parts: Parts) -> None:
         """Every model of the start was handed over: take calls."""
+        self._planner.observe(self._lineup)
         self._catalog.set_ready()
         self._set_condition(Phase.READY, self._host_trouble(parts))
         self.ready.set()

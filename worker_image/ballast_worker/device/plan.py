@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from ballast_contract import quantities
@@ -17,6 +17,8 @@ SCRATCH: Final = "scratch"
 PINNED: Final = "pinned weights"
 ON_DEMAND: Final = "on-demand weights"
 SLACK: Final = "slack"
+
+_OBSERVED: Final = "driver, libraries and copy buffers, measured in this process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,31 @@ def make_plan(inputs: PlanInputs) -> Plan:
 
 def _lacking(budget: Budget) -> str:
     return f"{budget.available} bytes of the device are free{f', {budget.held}' if budget.held else ''}"
+
+
+def observed(plan: Plan, *, used: int, code: int) -> Plan:
+    """The plan once all that it reserves is taken and every program has run: `context` is what the driver counts beyond
+    that, and slack takes the difference.
+
+    Args:
+        plan: in force.
+        used: bytes that the driver counts for this process.
+        code: bytes of the executables that are loaded, a part of what is reserved for code.
+    """
+    context = max(0, used - plan.arena - plan.line(SCRATCH) - code)
+    slack = plan.line(SLACK) + plan.line(CONTEXT) - context
+    warnings = plan.warnings
+    if slack < 0:
+        warnings += (f"the process holds {-slack} bytes of device memory beyond its budget: raise device.budget",)
+    lines = tuple(
+        replace(line, nbytes=context, minimum=context, source=_OBSERVED)
+        if line.name == CONTEXT
+        else replace(line, nbytes=max(0, slack))
+        if line.name == SLACK
+        else line
+        for line in plan.lines
+    )
+    return replace(plan, lines=lines, warnings=warnings)
 
 
 def _needs(inputs: PlanInputs) -> Needs:
