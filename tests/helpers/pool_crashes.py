@@ -207,9 +207,9 @@ def at_random(directory: Path, budget: int, bundles) -> dict:
         left["filling"] += sum(not region.ready for region in found.regions)
         left["live"] += sum(region.ready for region in found.regions)
         pool = survivor if number % 2 else open_pool(directory, budget)
-        # More than fits: whatever the dead held is needed.
-        trouble = [*faults(directory)]
-        for bundle in bundles:
+        trouble = faults(directory)
+        # With the largest, whatever the dead held is needed.
+        for bundle in (max(bundles, key=lambda one: one.layout.nbytes), source.choice(bundles)):
             transfer = pool.acquire(bundle, keep=False)
             if not transfer.kept or read(transfer) != expected(bundle.path):
                 trouble.append(f"{bundle.path.name} has no right copy")
