@@ -117,11 +117,11 @@ def test_cold_models_asked_for_at_once_are_read_at_once_and_each_once(engine, mo
     worker = engine(device=2 * MIB, host=host)
     together, opened, real = threading.Barrier(3), Counter(), WeightsFile._read
 
-    def slow(self, offset, target):
+    def slow(self, *where):
         opened[self.identity.inode] += 1
         if opened[self.identity.inode] == 1:
             together.wait(20)
-        real(self, offset, target)
+        real(self, *where)
 
     monkeypatch.setattr(WeightsFile, "_read", slow)
     for name in "abc":
