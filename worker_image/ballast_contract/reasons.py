@@ -88,6 +88,8 @@ class Reason(StrEnum):
     """Copies of models whose residency is system take more host memory than the host budget; they are kept all the same."""
     HOST_POOL_LEFT = "HostPoolLeft"
     """A host pool that nobody needs any more could not be removed from its node; the message names both."""
+    ROUTE_NOT_SERVED = "RouteNotServed"
+    """The HTTPRoute that spec.serving.gatewayRef asks for cannot be made, or its Gateway does not accept it."""
     TOO_MANY_ENDPOINTS = "TooManyEndpoints"
     """The pool has too many models for a Service each; it keeps its pool address."""
     PAUSED = "Paused"

@@ -247,11 +247,24 @@ class Host(Spec):
     """fileMode is the mode of the files that hold shared copies, in octal digits and in quotes."""
 
 
+class GatewayRef(Spec):
+    """A Gateway of the Gateway API."""
+
+    name: ObjectName
+    """name is its name."""
+    namespace: ObjectName | None = None
+    """namespace is its namespace; that of the WeightBudget where left out."""
+    section_name: ObjectName | None = None
+    """sectionName is the listener of it; every one that fits where left out."""
+
+
 class Serving(Spec):
     """How clients reach the models."""
 
     addresses: Addresses = Addresses.PER_MODEL
     """addresses are perModel (a Service for each model, beside the pool's) or pool (the pool's Service alone)."""
+    gateway_ref: GatewayRef | None = None
+    """gatewayRef is a Gateway through which clients reach the pool over HTTP: an HTTPRoute <name>-pool is made for it."""
 
 
 class Repack(Spec):

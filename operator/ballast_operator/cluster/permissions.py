@@ -56,6 +56,7 @@ PERMISSIONS: Final = (
     _of(resources.ENDPOINT_SLICES, _OWN),
     Permission(resources.ENDPOINT_SLICES.group, "endpointslices/restricted", ("create",)),
     _of(resources.DISRUPTION_BUDGETS, (*_READ, "create", "patch")),
+    _of(resources.HTTP_ROUTES, ("get", "create", "patch", "delete")),
     _of(resources.EVENTS, ("create",)),
     _of(resources.CLAIMS, ("get",)),
     Permission("", resources.SECRETS.plural, ("get", "update"), only=(names.WORKER_CERTIFICATE,)),
@@ -70,5 +71,5 @@ PERMISSIONS: Final = (
 `finalizers` and `endpointslices/restricted` are asked for by OpenShift and by clusters with the
 OwnerReferencesPermissionEnforcement plugin; elsewhere they are not needed and harmless."""
 
-OPTIONAL: Final = frozenset({"endpointslices/restricted", "inferencemodels/finalizers", "weightbudgets/finalizers"})
+OPTIONAL: Final = frozenset({"endpointslices/restricted", "inferencemodels/finalizers", "weightbudgets/finalizers", "httproutes"})
 """Resources whose absence the start does not complain about."""

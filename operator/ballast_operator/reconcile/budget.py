@@ -19,6 +19,7 @@ from ballast_operator.reconcile import (
     crew,
     deletion,
     demand,
+    gateway,
     holding,
     host_pools,
     naming,
@@ -110,6 +111,7 @@ class BudgetReconciler:
             return await self._report(key, obj, pool, verdict, found, wanted=None, models=())
         obj = await deletion.add_finalizer(world, obj, by=key)
         await self._children(key, obj, pool)
+        await gateway.tend(world, obj, pool, verdict.serving.gateway_ref)
         wanted = _wanted(obj, verdict, template)
         timers = [placing.SAMPLE_SECONDS] if found or verdict.workers.replicas else []
         models = assigning.accepted(world, obj, pool)
@@ -186,6 +188,7 @@ class BudgetReconciler:
             unknown_fields=unknown_fields(obj, WeightBudgetSpec),
             paused=paused(obj),
             conflict=pool.conflict,
+            unrouted=pool.unrouted,
             crowded=pool.crowded,
             stale_definitions=world.options.stale_definitions,
             host_nodes=sorted(pool.host_nodes),

@@ -167,6 +167,8 @@ def _degraded(now: Situation, workers: Fact) -> Fact:
             Reason.UNKNOWN_FIELD,
             f"the installed definitions are of another release and lack {lacking}: apply crds/*.yaml of this one",
         )
+    if now.unrouted:
+        return yes(Reason.ROUTE_NOT_SERVED, now.unrouted)
     if now.crowded:
         return yes(Reason.TOO_MANY_ENDPOINTS, now.crowded)
     if not workers.holds and ready_workers(now.workers):

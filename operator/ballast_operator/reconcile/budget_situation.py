@@ -35,6 +35,7 @@ class Situation:
     unknown_fields: Sequence[str] = ()
     paused: bool = False
     conflict: str = ""
+    unrouted: str = ""
     crowded: str = ""
     stale_definitions: Sequence[str] = ()
     host_nodes: Sequence[str] = ()

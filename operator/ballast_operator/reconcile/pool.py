@@ -100,6 +100,10 @@ class Pool:
     """When figures were last written to the budget's status."""
     model_figures_at: dict[str, float] = field(default_factory=dict)
     deleting_since: float | None = None
+    route: tuple[object, float] | None = None
+    """The HTTPRoute as last wished, with when it was looked at."""
+    unrouted: str = ""
+    """Why the HTTPRoute does not lead to the pool."""
     crowded: str = ""
     """Why models of the pool get no Service each, where there are too many of them."""
 
