@@ -162,8 +162,8 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         "--writes-per-second",
         type=float,
         metavar="N",
-        default=default("writes-per-second", "200"),
-        help="most writes to the API server, twice that in a burst (%(default)s)",
+        default=default("writes-per-second", "1000"),
+        help="most writes to the API server, as many at once after a pause (%(default)s)",
     )
     parser.add_argument(
         "--log-level",

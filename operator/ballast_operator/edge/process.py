@@ -54,7 +54,7 @@ _API_AWAY_SECONDS: Final = 2.0
 _DEFINITIONS_SECONDS: Final = 30.0
 
 _SPACING_SECONDS: Final = 0.1
-_SPACING_SECONDS_PER_MODEL: Final = 0.0002
+_SPACING_SECONDS_PER_MODEL: Final = 0.0005
 
 
 class Process:
@@ -279,7 +279,7 @@ class Process:
 
     async def _connect(self) -> Client:
         rate = self._arguments.writes_per_second
-        writes = TokenBucket(rate=rate, burst=max(1, int(2 * rate)), clock=time.monotonic)
+        writes = TokenBucket(rate=rate, burst=max(1, int(rate)), clock=time.monotonic)
         return Client(await self._access(), metrics=self._cluster_metrics, writes=writes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from ballast_contract import names
@@ -43,6 +43,15 @@ def members(world: World, budget: Object) -> list[Pod]:
     metadata = budget["metadata"]
     found = world.caches[PODS].group("budget", metadata["namespace"], metadata["name"])
     return sorted((p for p in map(world.read_pod, found) if p.owner_uid == metadata["uid"]), key=lambda p: p.name)
+
+
+def involved(world: World, budget: Object, targets: Collection[str], holders: Collection[str]) -> list[Pod]:
+    """The worker pods of these names or uids that this very budget owns: a model does not look at all of a pool."""
+    namespace, cache = budget["metadata"]["namespace"], world.caches[PODS]
+    found = [obj for name in targets if (obj := cache.get(namespace, name)) is not None]
+    found += [obj for uid in holders for obj in cache.group("uid", namespace, uid)]
+    pods = {pod.uid: pod for pod in map(world.read_pod, found) if pod.owner_uid == budget["metadata"]["uid"]}
+    return sorted(pods.values(), key=lambda p: p.name)
 
 
 def join(world: World, namespace: str, budget: str, found: Sequence[Pod]) -> None:

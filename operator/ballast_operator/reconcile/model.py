@@ -63,8 +63,8 @@ class ModelReconciler:
             return await self._report(key, obj, Situation(verdict, unknown_fields=self._unknown(obj)), pool)
         if pool is None or not pool.recovered:
             return None  # its budget is reconciled first, and calls for it then
-        found = crew.crew_of(world, crew.members(world, budget), leaving=pool.draining)
         targets, holders = pool.targets.get(verdict.uid, ()), pool.holders.get(verdict.uid, frozenset())
+        found = crew.crew_of(world, crew.involved(world, budget, targets, holders), leaving=pool.draining)
         rollout = holding.roll_model(world, pool, verdict, found)
         involved = found.involved(targets, {*holders, *rollout.hold})
         own = _own_address(budget, pool)

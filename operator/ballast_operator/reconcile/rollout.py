@@ -53,7 +53,7 @@ def roll(
     wanted = [w for w in workers if w.name in targets and not w.pod.finished]
     if model.spec.replicas == 0:
         return Rollout()
-    moved = bool(wanted) and all(w.reached(model) for w in wanted)
+    moved = bool(wanted) and all(w.reached(model) and _callable(w) for w in wanted)
     old = [w for w in workers if w.uid in holders and w not in wanted and w.can_call(model) is not False]
     serving = _by_name(wanted if moved else [*wanted, *old], model)
     if not moved:
@@ -68,6 +68,11 @@ def roll(
         if now - begun < drain_seconds or (state is not None and state.queue_depth > 0):
             kept[worker.uid] = begun
     return Rollout(frozenset({*(w.uid for w in wanted), *kept}), serving, kept, moved=True)
+
+
+def _callable(worker: Worker) -> bool:
+    """Whether the worker gets an endpoint: one whose pod is not Ready cannot take over the calls of another."""
+    return worker.pod.ready or worker.pod.terminating
 
 
 def _by_name(workers: Sequence[Worker], model: Model) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def make_caches() -> dict[Resource, Cache]:
     return {
         resources.MODELS: Cache({"budget": wishes.budget_name, "served": _served}),
         resources.BUDGETS: Cache(),
-        resources.PODS: Cache(by_budget),
+        resources.PODS: Cache({"uid": lambda obj: str(obj["metadata"]["uid"]), **by_budget}),
         resources.SERVICES: Cache(by_budget),
         resources.ENDPOINT_SLICES: Cache({"service": _label(naming.SERVICE_LABEL), **by_budget}),
         resources.CONFIG_MAPS: Cache(by_budget),

@@ -25,6 +25,14 @@ def test_until_the_new_worker_is_ready_the_old_one_holds_and_serves(build: Build
     assert not found.moved
 
 
+def test_while_the_pod_of_the_new_worker_is_not_ready_the_old_one_serves_on(build: Builder, model):
+    """It would get no endpoint: calls would have nowhere to go."""
+    old, new = build.worker("old", build.state()), build.worker("new", build.state(), ready=False)
+    found = roll(model, [old, new], targets=["new"], holders=["uid-old"], exposed=["uid-old"], since={}, **TIMES)
+    assert not found.moved
+    assert "uid-old" in found.serve
+
+
 def test_a_new_worker_with_the_weights_on_the_wrong_tier_is_not_ready(build: Builder, model):
     old = build.worker("old", build.state())
     new = build.worker("new", build.state(phase=pb.MODEL_PHASE_PREPARED, tier=pb.TIER_HOST))
