@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 NAMESPACE = "ballast-moves"
 STORE = "e2e-moves"
 FACTORS = {f"m{number:02d}": 1.0 + number for number in range(12)}
-CALLS_A_SECOND = 48.0
+CALLS_A_SECOND = 24.0
 LABEL = "ballast-moves=worker"
 
 BUDGET = {

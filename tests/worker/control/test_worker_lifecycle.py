@@ -373,15 +373,17 @@ def test_a_terminating_worker_admits_until_it_is_released(config_for, start, sma
 
 def test_a_released_worker_stays_as_long_as_clients_call(config_for, start, small_bundle, monkeypatch):
     monkeypatch.setattr("ballast_worker.control.worker._LINGER_SECONDS", 0.0)
-    monkeypatch.setattr("ballast_worker.control.worker._QUIET_SECONDS", 2.0)
+    for module in ("connections", "http_connection"):
+        monkeypatch.setattr(f"ballast_worker.serving.{module}.CONNECTION_SECONDS", 3.0)
     worker = start(config_for(managed=True, serving={"grace_seconds": 300}))
     worker.assign(assigned(small_bundle, "m"))
     worker.until_model("m", *CALLABLE)
     worker.worker.terminate()
     worker.until(lambda state: state.condition.phase == pb.WORKER_PHASE_DRAINING)
+    worker.infer("m")
     worker.control.Release(pb.ReleaseRequest(epoch=1))
     asked = time.monotonic()
-    while time.monotonic() - asked < 4.0:  # longer than the quiet that it waits for, with calls all the time
+    while time.monotonic() - asked < 2.0:  # with a connection that is open and in use
         assert worker.infer("m") == [2.0, 4.0, 6.0, 8.0]
     worker._thread.join(30)
     assert worker.exit_code == 0

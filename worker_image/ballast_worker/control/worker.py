@@ -50,8 +50,6 @@ EXIT_PLAN_ANEW: Final = 75
 _TICK_SECONDS: Final = 0.5
 _LINGER_SECONDS: Final = 5.0
 """A released worker passes calls on for so long at least, because clients learn of the move late."""
-_QUIET_SECONDS: Final = 1.0
-"""It ends when nobody has called for so long: a call that comes in the moment of the end would be lost."""
 _TEND_SECONDS: Final = 86400.0
 """Between two looks at the executable store for what nobody uses any more."""
 _END_SECONDS: Final = 15.0
@@ -369,8 +367,9 @@ class Worker:
             return False
         if self._released_at is None or self._parts is None:
             return now >= self._drain_until
-        gone = now - self._released_at >= _LINGER_SECONDS and self._parts.frontend.quiet_seconds >= _QUIET_SECONDS
-        return gone or now >= self._drain_until
+        if now >= self._drain_until:
+            return True
+        return now - self._released_at >= _LINGER_SECONDS and self._parts.frontend.deserted()
 
     def _finish(self, code: int = 0) -> None:
         """Stop admitting, answer what is under way, end."""

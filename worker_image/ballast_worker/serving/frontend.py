@@ -54,7 +54,6 @@ class Frontend:
         self._catalog = catalog
         self._clock = clock
         self._patience_seconds = patience_seconds
-        self._service: Service | None = None
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
 
@@ -65,7 +64,7 @@ class Frontend:
             OSError: a port cannot be had; the message names it.
         """
         config = self._config
-        service = self._service = Service(
+        service = Service(
             self._engine,
             self._catalog,
             Mailbox(asyncio.get_running_loop()),
@@ -87,10 +86,9 @@ class Frontend:
             await self.stop(grace_seconds=0)
             raise
 
-    @property
-    def quiet_seconds(self) -> float:
-        """For how long nobody has asked for a model. Any thread."""
-        return self._clock() - self._service.heard_at if self._service is not None else 0.0
+    async def deserted(self) -> bool:
+        """Whether no client is there that could be calling now."""
+        return self._http is None or self._grpc is None or (self._http.deserted and self._grpc.deserted)
 
     def retire(self) -> None:
         """Send clients elsewhere, without refusing any."""
@@ -118,10 +116,9 @@ class FrontendThread:
         self._frontend = frontend
         self._thread = thread
 
-    @property
-    def quiet_seconds(self) -> float:
-        """As `Frontend.quiet_seconds`."""
-        return self._frontend.quiet_seconds
+    def deserted(self) -> bool:
+        """As `Frontend.deserted`. Any other thread."""
+        return asyncio.run_coroutine_threadsafe(self._frontend.deserted(), self._loop).result()
 
     def retire(self) -> None:
         """As `Frontend.retire`. Any other thread."""

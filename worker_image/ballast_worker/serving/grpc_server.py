@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -18,7 +19,7 @@ from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving import grpc_codec, metadata
 from ballast_worker.serving.call import Outcome
 from ballast_worker.serving.catalog import Elsewhere, Here
-from ballast_worker.serving.connections import CONNECTION_SECONDS
+from ballast_worker.serving.connections import CONNECTION_SECONDS, Calls
 from ballast_worker.serving.forward_grpc import GrpcForwarder
 from ballast_worker.serving.metadata import VERSION
 from ballast_worker.serving.service import Service, forward_timeout
@@ -39,6 +40,7 @@ class GrpcServer(grpc.GenericRpcHandler):
         self._service = service
         self._timeout_seconds = timeout_seconds
         self._forwarder = GrpcForwarder()
+        self._calls = Calls(clock=time.monotonic)
         self._server = grpc.aio.server(
             handlers=(self,),
             options=[
@@ -58,7 +60,7 @@ class GrpcServer(grpc.GenericRpcHandler):
             "ModelInfer": self._infer,
         }
         self._handlers: dict[str, Any] = {
-            f"/{OIP_SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(behaviour)
+            f"/{OIP_SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(self._counted(behaviour))
             for name, behaviour in behaviours.items()
         }
 
@@ -79,6 +81,18 @@ class GrpcServer(grpc.GenericRpcHandler):
             raise OSError(f"gRPC cannot listen on {address}: {error}") from error
         await self._server.start()
         return bound
+
+    @property
+    def deserted(self) -> bool:
+        """No client is there that could be calling now."""
+        return self._calls.deserted
+
+    def _counted(self, behaviour: Behaviour) -> Behaviour:
+        async def run(message: bytes, context: Context) -> bytes:
+            with self._calls.call(context.peer()):
+                return await behaviour(message, context)
+
+        return run
 
     async def stop(self, grace_seconds: float) -> None:
         """Take no new calls, let those under way end within the grace."""

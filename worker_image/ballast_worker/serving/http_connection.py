@@ -95,6 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self._paused = False
         self._client_reads = True
         self._closing = False
+        self._used_at = time.monotonic()
         self._retires_at = time.monotonic() + CONNECTION_SECONDS * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
 
     # asyncio.Protocol
@@ -147,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
         self._headers = {}
         self._body = []
         self._head_bytes = self._body_bytes = 0
-        self._reading_since = time.monotonic()
+        self._reading_since = self._used_at = time.monotonic()
 
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
@@ -204,6 +205,7 @@ class HttpConnection(asyncio.Protocol):
             else:
                 going = self._closing or time.monotonic() >= self._retires_at
                 last = going and len(self._exchanges) == 1 and self._reading_since is None
+                self._used_at = time.monotonic()
                 self._write(first, first.answer, keep_alive=first.keep_alive and not last)
                 if last or not first.keep_alive:
                     self._exchanges.clear()
@@ -217,6 +219,11 @@ class HttpConnection(asyncio.Protocol):
         idle would lose a request that is on its way.
         """
         self._retires_at = 0.0
+
+    def deserted(self, now: float) -> bool:
+        """Nothing is under way, and nothing has been for so long that its client would have been told to leave it."""
+        under_way = bool(self._exchanges) or self._reading_since is not None
+        return not under_way and now - self._used_at > CONNECTION_SECONDS
 
     def finish(self) -> None:
         """Close after the answers that are under way; at once when there are none."""

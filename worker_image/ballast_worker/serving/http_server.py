@@ -66,6 +66,12 @@ class HttpServer:
         for connection in list(self._connections):
             connection.retire()
 
+    @property
+    def deserted(self) -> bool:
+        """No client is there that could be calling now."""
+        now = time.monotonic()
+        return all(connection.deserted(now) for connection in self._connections)
+
     async def stop(self, grace_seconds: float) -> None:
         """Take no new connections, let answers under way leave within the grace, then close."""
         if self._server is None:

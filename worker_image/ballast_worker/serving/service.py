@@ -59,8 +59,6 @@ class Service:
             patience_seconds: how long each of them waits at most.
         """
         self.catalog = catalog
-        self.heard_at = clock()
-        """When a model was last asked for."""
         self._engine = engine
         self._mailbox = mailbox
         self._timeout_seconds = timeout_seconds
@@ -79,7 +77,6 @@ class Service:
             forwarded: another worker passed the call on; it is not passed on again, and it does not wait here: the worker
                 that it came from asks elsewhere, and waits.
         """
-        self.heard_at = self._clock()
         if message := wrong_version(model, version):
             return Refusal(Reason.NOT_REQUESTED, message)
         found = self.catalog.find(model)
