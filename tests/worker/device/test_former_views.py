@@ -52,7 +52,8 @@ class Counted:
 
 
 def test_views_are_dropped_a_few_at_a_time_and_never_by_whoever_frees_an_extent() -> None:
-    former, many = FormerViews(most=1), DROPPED_AT_ONCE + 5
+    many = DROPPED_AT_ONCE + 5
+    former = FormerViews(most=many - 1)
     former.put("a", 0, LAYOUT, [Counted() for _ in range(many)])
     assert Counted.alive == many
     former.drain()
@@ -60,6 +61,16 @@ def test_views_are_dropped_a_few_at_a_time_and_never_by_whoever_frees_an_extent(
     former.drain()
     former.drain()
     assert Counted.alive == 0
+
+
+def test_views_that_come_faster_than_they_are_dropped_do_not_pile_up() -> None:
+    """A model of many small tensors is copied in one piece, and so drained after once."""
+    former, many = FormerViews(most=100), 600
+    for _ in range(50):
+        former.put("a", 0, LAYOUT, [Counted() for _ in range(many)])
+        former.drain()
+    assert Counted.alive == 100
+    former.clear()
 
 
 def test_clearing_drops_everything() -> None:

@@ -18,7 +18,7 @@ MOST: Final = 16_384
 """Views that are kept, about 1 KiB each; the oldest go first."""
 
 DROPPED_AT_ONCE: Final = 16
-"""Views that `drain` drops in one call."""
+"""Views that `drain` drops in one call, while as many as are kept wait for it at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class _Former:
 
 
 class FormerViews:
-    """Views by extent key, the last place of each. Any thread."""
+    """Views by extent key, the last place of each. Any thread but for `drain`."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -58,8 +58,9 @@ class FormerViews:
             return former.views
 
     def drain(self) -> None:
-        """Drop some of those that are not kept any more."""
-        for _ in range(min(DROPPED_AT_ONCE, len(self._dropped))):
+        """Drop some of those that are not kept any more; more of them where they come faster than that. Copy thread only."""
+        waiting = len(self._dropped)
+        for _ in range(min(waiting, max(DROPPED_AT_ONCE, waiting - self._most))):
             self._dropped.popleft()
 
     def clear(self) -> None:
