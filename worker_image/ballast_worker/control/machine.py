@@ -71,6 +71,13 @@ class Machine:
         finally:
             self.settled = True
 
+    def most(self) -> Budget:
+        """What the budget may become: before this machine is settled, others may give back all that they hold."""
+        if self.settled:
+            return self.budget
+        config = self._config.device
+        return resolve(config.budget, config.reserve, replace(self._facts, free_bytes=self._facts.total_bytes))
+
     def look(self) -> Budget:
         """The budget and what is free for it now, as long as this process has taken nothing itself."""
         if self._config.backend == "cuda" and not self._touched:

@@ -48,18 +48,22 @@ class Planner:
 
     def __init__(self, config: WorkerConfig, machine: Machine) -> None:
         self._machine = machine
-        self.limits = DeviceLimits(Basis(config, machine.budget, machine.context, machine.overhead(0)))
+        self.limits = DeviceLimits(Basis(config, machine.most(), machine.context, machine.overhead(0)))
         self.plan: Plan | None = None
         self.node_workers = 0
         self._inputs: PlanInputs | None = None
         self._made: Plan | None = None  # before anything was observed
         self._again_at: float | None = None
 
+    def look(self) -> None:
+        """See what the budget is now: once the machine is settled, and as long as nothing is reserved."""
+        self.limits.basis = replace(self.limits.basis, budget=self._machine.look())
+
     def consider(self, lineup: Lineup, now: float) -> Accepted | Failure | None:
         """A plan for what is built, or why there is none; None when nothing has changed since the last."""
         again = self._again_at is not None and now >= self._again_at
         if again or self._inputs is None:
-            self.limits.basis = replace(self.limits.basis, budget=self._machine.look())
+            self.look()
         built = lineup.built()
         weights = sum(one.bundle.layout.nbytes for one in built.values())
         host = self._machine.host_bytes(weights, 0, workers=self.node_workers)

@@ -91,7 +91,7 @@ class Worker:
             changed=self._model_changed,
             clock=clock,
         )
-        self._condition = Condition(message="waiting for the first assignment" if config.managed else "")
+        self._condition = Condition(message=self._unassigned)
         self._generation: int | None = None
         self._parts: Parts | None = None
         self.desk = Desk(
@@ -194,8 +194,15 @@ class Worker:
             )
             settling.add_done_callback(lambda _: self._inbox.put(self._meet))
 
+    @property
+    def _unassigned(self) -> str:
+        """What is waited for before there are models."""
+        return "waiting for the first assignment" if self._config.managed else ""
+
     def _meet(self) -> None:
         """What ran when the last process died, and what was assigned to it."""
+        self._planner.look()
+        self._set_condition(Phase.STARTING, message=self._unassigned)
         assignment = self.desk.assignment
         models = assignment.models
         if self._folder is not None:

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker says and accepts while others still hold the device memory that they are about to give back."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from helpers.running_worker import assigned
+from helpers.small_bundles import pack_small
+
+from ballast_contract.config import WorkerConfig
+from ballast_contract.v1 import control_pb2 as pb
+from ballast_worker.control.machine import Machine
+from ballast_worker.control.planner import Planner
+from ballast_worker.device.nvml import Holder, Usage
+from ballast_worker.device.probe import DeviceFacts
+
+MI = 1 << 20
+TOTAL = 80 * MI
+OLD = (Holder(4711, 71 * MI),)
+
+
+def card(monkeypatch, *usages: Usage) -> None:
+    """A card whose driver tells these usages, one after the other, the last for ever."""
+    left = list(usages)
+
+    def usage(_: tuple[str, ...]) -> Usage:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    facts = DeviceFacts(kind="cuda", name="a card", total_bytes=TOTAL)
+    monkeypatch.setattr("ballast_worker.device.nvml.usage", usage)
+    monkeypatch.setattr("ballast_worker.control.machine.describe", lambda *_: facts.at(usage(())))
+    monkeypatch.setattr("ballast_worker.control.machine.CONTEXT_BYTES", {"cuda": 0})
+    monkeypatch.setattr("ballast_worker.control.machine.overhead_bytes", lambda _: 0)
+
+
+@pytest.fixture
+def config():
+    return WorkerConfig.model_validate({"backend": "cuda", "device": {"reserve": 0}})
+
+
+def test_bytes_that_may_fit_once_memory_is_given_back_are_not_refused_before(monkeypatch, config, tmp_path):
+    card(monkeypatch, Usage(9 * MI, 71 * MI, OLD), Usage(40 * MI, 40 * MI))
+    small, large = (pack_small(tmp_path / str(size), mebibytes=size) for size in (20, 60))
+    beyond = pack_small(tmp_path / "beyond", mebibytes=90)
+    machine = Machine(config)
+    planner = Planner(config, machine)
+    assert planner.limits.check_bytes(small) is None
+    assert planner.limits.check_bytes(large) is None
+    assert planner.limits.check_bytes(beyond) is not None
+    machine.settle(pause=lambda _: False, say=lambda _: None)
+    planner.look()
+    assert planner.limits.check_bytes(small) is None
+    assert planner.limits.check_bytes(large) is not None
+
+
+class Late(Machine):
+    """A machine on which the first settling ends when it is told to."""
+
+    given_back = threading.Event()
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self._after, self.settled = self.budget, False
+        self.budget = replace(self.budget, nbytes=4 * MI)
+
+    def most(self):
+        return self._after
+
+    def settle(self, *, pause, say) -> None:
+        say("waiting for device memory")
+        self.given_back.wait()
+        self.budget, self.settled = self._after, True
+
+
+@pytest.fixture
+def late(monkeypatch):
+    monkeypatch.setattr("ballast_worker.control.process.Machine", Late)
+    Late.given_back.clear()
+    yield Late.given_back
+    Late.given_back.set()
+
+
+def test_what_is_assigned_while_memory_is_waited_for_is_measured_by_what_is_there_then(
+    late, config_for, start, tmp_path
+):
+    large = pack_small(tmp_path / "large", mebibytes=8)
+    worker = start(config_for(managed=True))
+    worker.until(lambda state: state.condition.message == "waiting for device memory")
+    assert not worker.assign(assigned(large)).refused
+    late.set()
+    seen = set()
+
+    def loaded(state: pb.WorkerState) -> bool:
+        seen.update(model.phase for model in state.models)
+        return pb.MODEL_PHASE_LOADED in seen
+
+    worker.until(loaded)
+    assert pb.MODEL_PHASE_REFUSED not in seen
+
+
+def test_once_memory_is_there_a_worker_waits_for_its_assignment_and_says_so(late, config_for, start):
+    worker = start(config_for(managed=True))
+    worker.until(lambda state: state.condition.message == "waiting for device memory")
+    late.set()
+    worker.until(lambda state: state.condition.message == "waiting for the first assignment")
