@@ -99,6 +99,14 @@ def test_the_limit_of_a_container_is_read(tmp_path):
     assert (facts.limit, facts.free) == (6 * MI, 4 * MI)
 
 
+@pytest.mark.parametrize(("kind", "in_memory"), [("tmpfs", True), ("ext4", False), ("overlay", False)])
+def test_only_some_file_systems_are_memory(tmp_path, kind, in_memory):
+    root = machine(tmp_path, "max", 0)
+    mount = next(path for path in (tmp_path, *tmp_path.parents) if path.is_mount())
+    (root / "proc/self/mounts").write_text(f"x {mount} {kind} rw 0 0\n")
+    assert describe(tmp_path / "pool", root=root).in_memory is in_memory
+
+
 @pytest.mark.parametrize("unlimited", ["max", 1 << 63])
 def test_without_a_limit_the_machine_counts(tmp_path, unlimited):
     facts = describe(tmp_path / "pool", root=machine(tmp_path, unlimited, 0))

@@ -16,6 +16,8 @@ from ballast_worker.control.models import Failure
 PROCESS_BYTES: Final = 2 << 30
 """Left to the worker's own process and its builders when the budget is automatic."""
 
+_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
+
 _UNLIMITED: Final = 1 << 60
 """Limits above this mean none: cgroup v1 writes a huge number."""
 
@@ -51,7 +53,9 @@ def describe(pool: Path, *, root: Path = Path("/")) -> HostFacts:
     machine = _available(root) + held
     limit, used = _cgroup(root)
     free = machine if limit is None else min(machine, max(0, limit - used))
-    return HostFacts(mount, status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize + held, limit, free)
+    total, left = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    in_memory = _kind(mount, root) in _IN_MEMORY
+    return HostFacts(mount, total, left + held, limit, free, in_memory)
 
 
 def resolve(config: Host, facts: HostFacts, *, process: int, useful: int | None, workers: int) -> int | None:
