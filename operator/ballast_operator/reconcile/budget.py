@@ -93,6 +93,7 @@ class BudgetReconciler:
                 pool.deleting_since = world.clock()
             return await deletion.finish(world, obj, pool, found, began=pool.deleting_since, by=key)
         if not pool.recovered:
+            crew.join(world, key.namespace, key.name, found)  # before models look: whom nobody dialled is not heard
             assigning.recover(world, obj, pool)
         verdict = parse_budget(obj)
         template: Template | None = None

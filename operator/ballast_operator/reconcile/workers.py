@@ -89,9 +89,9 @@ class Worker:
 
     def can_call(self, model: Model) -> bool | None:
         """Whether a call of the model would be answered here; None when that is not known."""
-        if self.pod.finished or self.view is None:
+        if self.pod.finished or (self.view is None and not self.pod.ip):
             return False
-        if not self.heard:
+        if self.view is None or not self.heard:  # a new leader that has not dialled it yet knows nothing of it
             return None
         return self.report(model) is not None and self.view.can_call(model.served_name)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from helpers.reconcile_objects import Builder
 
 from ballast_contract.v1 import control_pb2 as pb
@@ -144,3 +146,11 @@ def test_an_observed_object_may_say_more_than_is_wanted_but_not_otherwise():
     assert not naming.contains({"b": [{"c": 2}, {"c": 3}]}, {"b": [{"c": 2}]})
     assert not naming.contains({"a": 1}, {"a": 2})
     assert not naming.contains({}, {"a": {"b": 1}})
+
+
+def test_an_endpoint_stays_while_a_new_leader_has_not_dialled_its_worker_yet(build: Builder):
+    model = build.model()
+    worker = dataclasses.replace(build.worker("a", build.state()), view=None)
+    assert worker.can_call(model) is None
+    unborn = dataclasses.replace(worker, pod=dataclasses.replace(worker.pod, ip=""))
+    assert unborn.can_call(model) is False
