@@ -17,6 +17,7 @@ from helpers.small_bundles import pack_small
 
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_worker.control.parts import Parts
 from ballast_worker.control.process import StateInUseError
 from ballast_worker.control.worker import EXIT_PLAN_ANEW, EXIT_REFUSED
 
@@ -369,6 +370,22 @@ def test_a_terminating_worker_admits_until_it_is_released(config_for, start, sma
     assert worker.infer("m") == [2.0, 4.0, 6.0, 8.0]
     worker._thread.join(30)
     assert worker.exit_code == 0
+
+
+def test_what_fails_while_a_worker_ends_does_not_keep_it_from_ending(config_for, start, monkeypatch, caplog):
+    stop = Parts.stop
+
+    def stop_and_fail(self, *, grace_seconds):
+        stop(self, grace_seconds=grace_seconds)
+        raise RuntimeError("something cannot be given back")
+
+    monkeypatch.setattr(Parts, "stop", stop_and_fail)
+    worker = start(config_for(managed=True))
+    worker.assign()
+    worker.until(lambda state: state.condition.phase == pb.WORKER_PHASE_READY)
+    worker.stop()
+    assert worker.exit_code == 0
+    assert "something cannot be given back" in caplog.text
 
 
 def test_a_released_worker_stays_as_long_as_clients_call(config_for, start, small_bundle, monkeypatch):

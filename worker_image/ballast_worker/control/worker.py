@@ -385,6 +385,7 @@ class Worker:
         self._close(code)
 
     def _close(self, code: int) -> None:
+        self._ended = code  # first: what fails below must not keep the process from ending
         self._ending.set()
         self._workshop.close()
         if self._reservation is not None and self._reservation.exception() is None:
@@ -396,4 +397,3 @@ class Worker:
         self._journal.close()
         self.feed.publish()
         self.feed.close()
-        self._ended = code
