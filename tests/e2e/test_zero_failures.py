@@ -141,7 +141,13 @@ def kill_a_worker(kube):
 def scale(kube, workers):
     """As an autoscaler would, by the scale subresource."""
     kube.kubectl("scale", "weightbudget.ballast.dev", "default", "-n", NAMESPACE, f"--replicas={workers}")
-    settled(kube, workers=workers)
+
+
+def moving(kube):
+    """How many models are assigned to a worker that does not hold them yet."""
+    models = steps.models(kube, namespace=NAMESPACE)
+    held = [{w["name"] for w in m["status"]["workers"]} for m in models]
+    return sum(set(m["status"]["assignment"]["workers"]) != on for m, on in zip(models, held, strict=True))
 
 
 def kill_the_operator(kube):
@@ -177,12 +183,13 @@ def test_no_call_fails_while_models_move_workers_end_and_leaders_change(pool):
         drain_the_fullest_node(kube)
         settled(kube)
         ended(client.phase)
-        for workers in (1, 3):
-            client.phase = f"scaled to {workers}"
-            scale(kube, workers)
-            ended(client.phase)
-        client.phase, client.rates = "operator killed in a repack", popular
-        moved.append(steps.command(kube, "repack", "lastRepack", namespace=NAMESPACE)["modelsMoved"])
+        client.phase = "scaled to 1"
+        scale(kube, 1)
+        settled(kube, workers=1)
+        ended(client.phase)
+        client.phase, client.rates = "scaled to 3, operator killed in the repack", popular
+        scale(kube, 3)
+        moved.append(kube.wait_for("a repack has begun to move models", lambda: moving(kube), seconds=120))
         kill_the_operator(kube)
         moved.append(steps.command(kube, "repack", "lastRepack", namespace=NAMESPACE)["modelsMoved"])
         settled(kube)
