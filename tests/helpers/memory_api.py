@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,8 @@ from ballast_operator.cluster.client import Listing, Object
 from ballast_operator.cluster.resources import BUDGETS, MODELS, PODS, Resource, selector_of
 
 Name = tuple[str, str]
+
+_UIDS = itertools.count(1)
 
 
 class MemoryApi:
@@ -109,7 +110,7 @@ class MemoryApi:
             return self._replace(resource, {**held, "spec": body["spec"], "metadata": metadata})
         metadata = {
             **body["metadata"],
-            "uid": uuid.UUID(int=next(self._versions)).hex,
+            "uid": f"{next(_UIDS):032x}",  # of the whole run: parsed specs are remembered by uid
             "generation": 1,
             "creationTimestamp": self._now(),
         }
