@@ -135,3 +135,21 @@ def test_evict_drops_a_copy_unless_it_is_in_transfer(pool, bundle):
     transfer.close()
     assert store.evict(one)
     assert not store.has(one)
+
+
+def test_a_segment_that_another_load_adds_meanwhile_stays_mapped(pool, bundle, read, monkeypatch):
+    """Loads of different models run at the same time, and each begins with a look at what the pool has."""
+    store = pool(budget=None, segment=4)
+    first, second, third = (bundle(name, 3) for name in ("first", "second", "third"))
+    read(store.acquire(first, keep=False))
+    settle, meanwhile = store._opened.supply.settle, []
+
+    def settle_while_another_loads(table):
+        if not meanwhile:
+            meanwhile.append(None)
+            meanwhile[0] = store.acquire(third, keep=False)
+        return settle(table)
+
+    monkeypatch.setattr(store._opened.supply, "settle", settle_while_another_loads)
+    assert read(store.acquire(second, keep=False)) == packed_bytes(second)
+    assert read(meanwhile[0]) == packed_bytes(third)

@@ -119,9 +119,8 @@ class OpenedPool:
             HostPoolError: the pool cannot be used any more.
             OSError: the pool's file system failed.
         """
-        table = self._directory.table.read()
-        may_evict = self.supply.settle(table)
-        self._segments.forget(table.segments)
+        may_evict = self.supply.settle(self._directory.table.read())
+        self._segments.forget()
         while True:
             step = self._step(bundle, keep=keep, evict=may_evict)
             if isinstance(step, _Hit):

@@ -170,12 +170,17 @@ class Segments:
         finally:
             _libc.munmap(base, total)
 
-    def forget(self, known: Sequence[int]) -> None:
-        """Unlock and unmap segments that are not among the known ones: nobody has a region in them any more.
+    def forget(self) -> None:
+        """Unlock and unmap segments that are not in the table any more: nobody has a region in them.
 
         Something may be executing, which unlocking holds up like locking, so it is done in the same steps with pauses.
+
+        Raises:
+            HostPoolError: the table is damaged.
         """
         with self._mapping:
+            # Read here: an earlier look would not know what another thread has added and mapped since.
+            known = self._directory.table.read().segments
             with self._lock:
                 gone = [self._mappings.pop(number) for number in set(self._mappings) - set(known)]
             for mapping in gone:
