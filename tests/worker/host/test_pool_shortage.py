@@ -7,6 +7,7 @@ import os
 
 from helpers.plain_bundles import packed_bytes
 
+from ballast_worker.host import regions
 from ballast_worker.host.limits import Available
 
 MIB = 1 << 20
@@ -35,6 +36,19 @@ def test_a_budget_that_the_file_system_or_memory_limit_cannot_hold_gets_fewer_se
     assert read(transfer) == packed_bytes(big)
     small = bundle("small", 3)
     assert store.acquire(small, keep=False).kept
+
+
+def test_segments_that_another_start_has_added_meanwhile_are_no_shortage(pool, monkeypatch):
+    add = regions.add_segment
+
+    def with_somebody_else(directory, *, most, room):
+        add(directory, most=most, room=room)
+        return add(directory, most=most, room=room)
+
+    monkeypatch.setattr(regions, "add_segment", with_somebody_else)
+    store = pool(budget=16, segment=4)
+    assert len(list(store._path.glob("segment-*"))) == 4
+    assert store.trouble([]) is None
 
 
 def test_a_pool_that_was_short_at_its_start_grows_when_there_is_room(pool, bundle, read):

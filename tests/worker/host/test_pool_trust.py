@@ -10,6 +10,7 @@ from helpers.plain_bundles import packed_bytes
 
 from ballast_worker.host import directory
 from ballast_worker.host.errors import HostPoolError
+from ballast_worker.host.regions import drop_missing_segments
 
 MIB = 1 << 20
 
@@ -136,6 +137,24 @@ def test_a_missing_segment_costs_its_copies_only(pool, bundle, read):
     second = pool(budget=8, segment=4)
     assert sorted([second.has(a), second.has(b)]) == [False, True]
     assert read(second.acquire(a, keep=False)) == packed_bytes(a)
+
+
+def test_a_missing_segment_leaves_the_table_with_its_copies_by_one_change(pool, bundle, read):
+    """Killed in between, nobody would find a copy without its segment in the table."""
+    first = pool(budget=8, segment=4)
+    a, b = bundle("a", 3), bundle("b", 3)
+    read(first.acquire(a, keep=False))
+    read(first.acquire(b, keep=False))
+    (first._path / "segment-000001").unlink()
+    found = first._opened._directory
+    before = found.table.read().generation
+    with found.locked():
+        (lost,) = drop_missing_segments(found)
+    now = found.table.read()
+    assert now.generation == before + 1
+    assert now.segments == (2,)
+    assert {lost.name, *(entry.name for entry in now.entries)} == {"a", "b"}
+    assert [run.segment for entry in now.entries for run in entry.runs] == [2]
 
 
 def test_odd_segment_sizes_are_refused(pool):

@@ -6,6 +6,7 @@ Evicting is one change of the table: a region that is not in it has no pages. No
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -101,24 +102,36 @@ def drop_dead(directory: PoolDirectory) -> tuple[Table, tuple[Entry, ...]]:
         The table without them, and what was dropped.
     """
     table = directory.table.read()
+    segments = frozenset(table.segments)
     with directory.locks() as locks:
         dead = tuple(
             entry
             for entry in table.entries
             if (entry.state is State.FILLING and locks.try_exclusive(entry_byte(entry.slot)))
-            or not {run.segment for run in entry.runs} <= set(table.segments)
+            or not _lies_in(entry, segments)
         )
         if dead:
             table = directory.table.write(table.without({entry.slot for entry in dead}))
     return table, dead
 
 
-def drop_missing_segments(directory: PoolDirectory) -> None:
-    """Take segments out of the table whose files cannot be used, with the regions in them. Hold the table's lock."""
+def drop_missing_segments(directory: PoolDirectory) -> tuple[Entry, ...]:
+    """Take segments out of the table whose files cannot be used, with the regions in them. Hold the table's lock.
+
+    Returns:
+        Those regions.
+    """
     table = directory.table.read()
     usable = tuple(number for number in table.segments if directory.has_segment(number))
-    if usable != table.segments:
-        directory.table.write(replace(table, segments=usable))
+    if usable == table.segments:
+        return ()
+    lost = tuple(entry for entry in table.entries if not _lies_in(entry, frozenset(usable)))
+    directory.table.write(replace(table.without({entry.slot for entry in lost}), segments=usable))
+    return lost
+
+
+def _lies_in(entry: Entry, segments: frozenset[int]) -> bool:
+    return all(run.segment in segments for run in entry.runs)
 
 
 def remove_strays(directory: PoolDirectory) -> int:
@@ -137,20 +150,17 @@ def remove_strays(directory: PoolDirectory) -> int:
     return len(strays)
 
 
-def trim(directory: PoolDirectory, *, segments: int) -> int:
+def trim(directory: PoolDirectory, *, segments: int) -> None:
     """Give segments beyond so many back, those first that hold the least. Hold the table's lock.
 
     A segment with a region that somebody transfers or keeps stays.
-
-    Returns:
-        Segments that are left.
     """
     table = directory.table.read()
-    held = dict.fromkeys(table.segments, 0)
+    held: Counter[int] = Counter()
     for entry in table.entries:
         for run in entry.runs:
             held[run.segment] += run.count
-    for number in sorted(held, key=lambda number: (held[number], -number)):
+    for number in sorted(table.segments, key=lambda number: (held[number], -number)):
         if len(table.segments) <= segments:
             break
         inside = [entry for entry in table.entries if any(run.segment == number for run in entry.runs)]
@@ -164,7 +174,6 @@ def trim(directory: PoolDirectory, *, segments: int) -> int:
                     )
                 )
                 directory.remove_segment(number)
-    return len(table.segments)
 
 
 def add_segment(directory: PoolDirectory, *, most: int | None, room: Callable[[], bool]) -> bool:

@@ -7,7 +7,7 @@ Only copies that are always kept may take more, and what is beyond the budget is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ballast_contract.quantities import human
 from ballast_worker.host import regions
 from ballast_worker.host.directory import PoolDirectory
 from ballast_worker.host.limits import Available
-from ballast_worker.host.table import Table
+from ballast_worker.host.table import Entry, Table
 
 _log = logging.getLogger(__name__)
 
@@ -63,14 +63,15 @@ class Supply:
         self.shortage: str | None = None
         self.swept = Swept()
         with directory.locked():
-            regions.drop_missing_segments(directory)
+            self._count(regions.drop_missing_segments(directory))
             self.drop_dead()
         self.swept.nbytes += regions.remove_strays(directory) * self._segment_bytes
         if self.most is not None:
             with directory.locked():
-                there = regions.trim(directory, segments=self.most)
-            while there < self.most and self._add(most=self.most):
-                there += 1
+                regions.trim(directory, segments=self.most)
+            while self._add(most=self.most):
+                pass
+            there = len(directory.table.read().segments)  # what others have added to a shared pool counts too
             if there < self.most:
                 self.shortage = (
                     f"{directory.path} has {there} of {self.most} segments of {human(self._segment_bytes)}: "
@@ -80,9 +81,12 @@ class Supply:
     def drop_dead(self) -> Table:
         """See `regions.drop_dead`; counts what goes. Hold the table's lock."""
         table, dead = regions.drop_dead(self._directory)
-        self.swept.regions += len(dead)
-        self.swept.nbytes += sum(entry.host_bytes for entry in dead)
+        self._count(dead)
         return table
+
+    def _count(self, swept: Collection[Entry]) -> None:
+        self.swept.regions += len(swept)
+        self.swept.nbytes += sum(entry.host_bytes for entry in swept)
 
     def settle(self, table: Table) -> bool:
         """Give back segments beyond the budget that nothing holds any more, before a load.
