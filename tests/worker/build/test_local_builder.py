@@ -267,3 +267,14 @@ def test_a_bundle_is_not_compiled_for_ever_with_too_little_memory(store, small_b
     assert "tried 3 times, and not again before there is more memory for it" in failures[-1].message
     assert local.build(request_for(small_bundle), progress=ignore).compiled == 3
     assert local.build(little, progress=ignore).failure is None, "what is in the store needs no memory to build"
+
+
+def test_a_bundle_is_built_once_host_memory_is_there_again(store, small_bundle, request_for):
+    short = threading.Event()
+    short.set()
+    local = LocalBuilder(store, parallelism=1, shortage=lambda: "nothing is left" if short.is_set() else None)
+    for _ in range(4):
+        failure = local.build(request_for(small_bundle), progress=ignore).failure
+        assert failure.reason is Reason.INSUFFICIENT_HOST_MEMORY
+    short.clear()
+    assert local.build(request_for(small_bundle), progress=ignore).compiled == 3

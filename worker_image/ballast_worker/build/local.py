@@ -16,14 +16,12 @@ from ballast_worker.build.store import Entry, ExecutableStore, Key, Runtime
 from ballast_worker.build.supervision import Supervised
 
 _TRIES: Final = 3
-"""With the same memory; somebody else may have held it the first time."""
-
-_FOR_LACK_OF_MEMORY: Final = frozenset({Reason.INSUFFICIENT_DEVICE_MEMORY, Reason.INSUFFICIENT_HOST_MEMORY})
+"""With the same device memory; somebody else may have held it the first time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Starved:
-    """A bundle that could not be built for lack of memory."""
+    """A bundle that could not be built for lack of device memory."""
 
     memory_bytes: int
     tries: int
@@ -56,8 +54,8 @@ class LocalBuilder:
     def build(self, request: BuildRequest, *, progress: Callable[[str], None]) -> BuildResult:
         """See `Builder.build`.
 
-        A bundle for which the memory did not suffice a few times is not tried again with as little; the store is still
-        asked, because another worker may have built it there.
+        A bundle for which the device memory did not suffice a few times is not tried again with as little; the store is
+        still asked, because another worker may have built it there. Host memory is short for a while, whoever takes it.
         """
         missing, compiled = self._missing(request), 0
         if missing:
@@ -128,7 +126,7 @@ class LocalBuilder:
         return starved.failure
 
     def _remember(self, request: BuildRequest, failure: BuildFailure) -> BuildFailure:
-        if failure.reason not in _FOR_LACK_OF_MEMORY:
+        if failure.reason is not Reason.INSUFFICIENT_DEVICE_MEMORY:
             return failure
         with self._lock:
             before = self._starved.get(request.digest)
