@@ -18,10 +18,7 @@ import numpy as np
 import pytest
 from helpers.device_conformance import CAPACITY, DeviceMemoryConformance
 from helpers.device_models import Weights, check, load
-from helpers.wide_bundles import pack_wide
-from helpers.worker_process import WorkerCommand
 
-from ballast_contract.config import WorkerConfig
 from ballast_worker.bundle.layout import TensorSpec
 from ballast_worker.device import nvml
 from ballast_worker.device.backend import DeviceError
@@ -162,7 +159,7 @@ def test_random_loads_of_models_stay_exact_keep_their_bytes_and_grow_nothing(poo
     memory = BfcMemory(pool, scratch=scratch)
     models = {}
     for index in range(40):
-        shapes = (2 ** random.uniform(8, 25, int(random.integers(1, 30)))).astype(int)
+        shapes = (2 ** random.uniform(8, 27, int(random.integers(1, 30)))).astype(int)
         models[str(index)] = Weights([TensorSpec(f"t{i}", "uint8", (int(n),)) for i, n in enumerate(shapes)], index)
     resident: list[str] = []
     evicted = refused = 0
@@ -216,54 +213,3 @@ def test_loads_by_allocator(pool: XlaPool) -> None:
         memory.release("a")
     report("load into bfc", gigabytes=weights.layout.nbytes / 1e9, gb_s=weights.layout.nbytes / min(seconds) / 1e9)
     memory.close()
-
-
-def test_a_worker_with_its_weights_in_xlas_allocator_keeps_to_its_plan_while_models_take_turns(gpu, tmp_path):
-    models = tmp_path / "models"
-    models.mkdir()
-    for index in range(1, 6):
-        pack_wide(models / f"m{index}", mebibytes=512, factor=index)
-    ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "control_port", "introspection_port"), 0)
-    config = WorkerConfig.model_validate(
-        {
-            "name": "gpu",
-            "backend": "cuda",
-            "model_directory": str(models),
-            "executable_store": str(tmp_path / "executables"),
-            "state_directory": str(tmp_path / "state"),
-            "device": {"budget": "4g", "allocator": "bfc"},
-            "host": {"budget": "4g", "directory": "/dev/shm/ballast-test"},
-            "serving": {**ports, "host": "127.0.0.1"},
-        }
-    )
-    worker = WorkerCommand(config, tmp_path / "worker.yaml")
-    try:
-        worker.wait_ready()
-        first = worker.metric("worker_device_memory_process_used_bytes")
-        for turn in range(100):
-            index = turn % 5 + 1
-            assert worker.infer(f"m{index}") == [index * x for x in (1.0, 2.0, 3.0, 4.0)]
-        used = worker.metric("worker_device_memory_process_used_bytes")
-        lines = {line["line"]: int(line["bytes"]) for line in json.loads(worker.page("/plan")[1])["lines"]}
-        loads = worker.metric("worker_weight_loads_total")
-        report(
-            "worker with bfc on cuda",
-            driver_used=used,
-            planned_without_slack=sum(lines.values()) - lines["slack"],
-            grown=used - first,
-            lines=lines,
-            loads=loads,
-            evictions=worker.metric("worker_weight_evicts_total"),
-        )
-        assert loads > 10
-        assert worker.metric("worker_weight_admission_failures_total") == 0
-        assert worker.metric("worker_device_memory_foreseen") == 1
-        assert used <= 4 << 30
-        assert used - first <= 4 * MIB
-        assert worker.end() == 0
-        assert not [line for line in worker.rest() if "does not agree with it" in json.dumps(line)]
-    finally:
-        if worker.popen.poll() is None:
-            worker.kill()
-        for line in worker.seen:
-            print(json.dumps(line))

@@ -171,7 +171,7 @@ def test_an_upload_that_the_allocator_refuses_leaves_its_bytes_as_before():
 
 
 def test_pinned_bytes_are_those_of_the_chunks():
-    memory = BfcMemory(SimulatedPool(129 * KIB), scratch=0)
+    memory = BfcMemory(SimulatedPool(1024 * KIB), scratch=0)
     load(memory, "hole", model(128))
     load(memory, "wall", model(1))
     memory.release("hole")

