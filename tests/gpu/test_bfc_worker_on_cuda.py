@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from helpers.wide_bundles import pack_wide
+from helpers.wide_bundles import MIB, pack_wide
 from helpers.worker_process import WorkerCommand
 
 from ballast_contract.config import WorkerConfig
