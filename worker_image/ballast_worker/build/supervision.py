@@ -34,6 +34,7 @@ class Outcome:
         built: programs that it put into the store.
         runtime: what it built them for, once it has told.
         failure: why it did not build them all, or None.
+        finished: it has built them all.
     """
 
     built: int = 0
@@ -100,9 +101,11 @@ class Supervised:
                 with self._lock:
                     code = self.process.wait()
                 errors.join()
+        if outcome.finished:
+            return outcome  # everything is in the store, however the process ended after that
         if self._verdict is not None:
             outcome.failure = BuildFailure(self._verdict.reason, self._verdict.message, code)
-        elif outcome.failure is None and (code != 0 or not outcome.finished):
+        elif outcome.failure is None:
             outcome.failure = BuildFailure(Reason.LOAD_FAILED_PERMANENT, _crash(self.name, code, last), code)
         return outcome
 
