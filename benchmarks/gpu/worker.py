@@ -109,7 +109,12 @@ class Worker:
             raise BenchmarkError(self.machine.fault.message)
         self.plan = self._plan(config, arena, host)
         self.parts = self.machine.reserve(
-            self.plan, host, models=(), catalog=_NoCatalog(), journal=NoJournal(), changed=self._changed.release
+            self.plan,
+            host,
+            models=[self._servable(name) for name in models],
+            catalog=_NoCatalog(),
+            journal=NoJournal(),
+            changed=self._changed.release,
         )
         for name in models:
             self.add(name)
@@ -152,6 +157,12 @@ class Worker:
         self.parts.engine.post(run)
         _wait(done, "an action on the device thread")
         return results[0]
+
+    def _servable(self, name: str) -> ServableModel:
+        built = self._built[name]
+        wish = ResidencyWish.DEVICE if name in self._pinned else ResidencyWish.UNPINNED
+        resident = ResidentModel(name, built.bundle, wish, built.scratch_bytes)
+        return ServableModel(resident, built.bundle.manifest, built.programs, 0, 0.0)
 
     def add(self, name: str) -> None:
         """Serve a model; a pinned one is loaded."""
