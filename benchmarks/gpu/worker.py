@@ -158,12 +158,6 @@ class Worker:
         _wait(done, "an action on the device thread")
         return results[0]
 
-    def _servable(self, name: str) -> ServableModel:
-        built = self._built[name]
-        wish = ResidencyWish.DEVICE if name in self._pinned else ResidencyWish.UNPINNED
-        resident = ResidentModel(name, built.bundle, wish, built.scratch_bytes)
-        return ServableModel(resident, built.bundle.manifest, built.programs, 0, 0.0)
-
     def add(self, name: str) -> None:
         """Serve a model; a pinned one is loaded."""
         done = threading.Event()
