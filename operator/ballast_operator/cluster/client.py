@@ -61,7 +61,9 @@ class Client:
         timeout: float = 30.0,
         user_agent: str = "ballast-operator",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Make one; `may_write` is asked before each attempt at a write, which else is `Fenced`."""
         self._access = access
         self._rest = RESTClientObject(access.configuration)
         self._host = access.configuration.host.rstrip("/")
@@ -70,6 +72,7 @@ class Client:
         self._timeout = timeout
         self._user_agent = user_agent
         self._sleep = sleep
+        self._may_write = may_write
 
     async def close(self) -> None:
         """Close the connections, and let the loop turn until their sockets are closed: it may end after this."""
@@ -216,6 +219,8 @@ class Client:
             await self._writes.acquire(priority)
             self._metrics.write_wait_seconds.labels(priority.name.lower()).observe(time.monotonic() - started)
         for attempt in range(_ATTEMPTS):
+            if priority is not None and not self._may_write():
+                raise errors.Fenced("nothing is written any more: the Lease has run out", call=f"{verb} {path}")
             try:
                 return await self._once(verb, kind, method, url, body, content, f"{verb} {path}")
             except errors.Unavailable as error:

@@ -65,6 +65,10 @@ class Unauthorized(ApiError):  # noqa: N818
     """The credentials are missing, wrong or out of date."""
 
 
+class Fenced(ApiError):  # noqa: N818
+    """The write was not sent: another process may lead by now."""
+
+
 class Unavailable(ApiError):  # noqa: N818
     """No answer, too many requests, or an error of the server: trying again later may help."""
 

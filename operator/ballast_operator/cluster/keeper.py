@@ -62,6 +62,10 @@ class LeaseKeeper:
         """The epoch of our acquisition; 0 while we do not lead. Any thread may ask."""
         return self._elector.epoch
 
+    def leads(self) -> bool:
+        """Whether nobody else can lead now. Any thread may ask, also one that was stopped and finds itself going on."""
+        return self._elector.leading and not self._elector.lost()
+
     def start(self) -> None:
         """Begin to compete for the Lease."""
         self._thread.start()

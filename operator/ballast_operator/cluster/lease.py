@@ -115,8 +115,9 @@ class Elector:
         self._renewed_at, self.epoch = started, write.epoch
 
     def lost(self) -> bool:
-        """Whether we led and have not renewed in time: others may believe to lead from now on."""
-        return self._renewed_at is not None and self._clock() - self._renewed_at >= RENEW_SECONDS
+        """Whether we led and have not renewed in time: others may believe to lead from now on. Any thread may ask."""
+        renewed_at = self._renewed_at
+        return renewed_at is not None and self._clock() - renewed_at >= RENEW_SECONDS
 
     def release(self) -> Write | None:
         """What to write to hand over at once; None when we do not lead."""

@@ -114,7 +114,7 @@ class Process:
             stack.callback(self._keeper.stop)
             if not await self._acquired(stop):
                 return
-            client = await self._connect()
+            client = await self._connect(may_write=self._keeper.leads)
             stack.push_async_callback(client.close)
             self._health.stage = "checking definitions and rights"
             await self._definitions(client, stop)
@@ -277,10 +277,11 @@ class Process:
     async def _access(self) -> Access:
         return await Access.load(self._arguments.kubeconfig, self._arguments.context)
 
-    async def _connect(self) -> Client:
+    async def _connect(self, may_write: Callable[[], bool] = lambda: True) -> Client:
         rate = self._arguments.writes_per_second
         writes = TokenBucket(rate=rate, burst=max(1, int(rate)), clock=time.monotonic)
-        return Client(await self._access(), metrics=self._cluster_metrics, writes=writes)
+        access = await self._access()
+        return Client(access, metrics=self._cluster_metrics, writes=writes, may_write=may_write)
 
 
 def _spacing(world: World, key: Key) -> float:

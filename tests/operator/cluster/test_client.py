@@ -126,6 +126,17 @@ async def test_a_create_that_was_turned_away_for_load_is_repeated_when_the_serve
     assert 3 <= server.pauses[0] <= 3.75
 
 
+async def test_no_write_is_sent_once_another_may_lead_and_reads_go_on(client, server):
+    leads = [True, False]
+    client._may_write = lambda: leads.pop(0)
+    server.answer(503, status(503, "ServiceUnavailable", "later"))
+    with pytest.raises(errors.Fenced, match="the Lease has run out"):  # also when it ran out between two attempts
+        await client.apply(PODS, {"metadata": {"namespace": "ns", "name": "x"}})
+    assert len(server.requests) == 1
+    server.answer(200, {"metadata": {"name": "x"}})
+    assert await client.get(PODS, "ns", "x")
+
+
 async def test_repeating_ends_with_the_last_error(client, server):
     for _ in range(4):
         server.answer(500, status(500, "InternalError", "etcd has no leader"))

@@ -38,12 +38,13 @@ class Candidate:
     def __init__(self, name: str, store: Store, clock) -> None:
         self.clock = clock
         self.store = store
+        self.wall = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
         self.elector = Elector(
             identity=name,
             namespace="ns",
             name="lease",
             clock=clock,
-            now=lambda: dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+            now=lambda: self.wall,
         )
 
     def step(self) -> None:
@@ -120,6 +121,25 @@ def test_a_leader_that_could_not_renew_knows_that_it_lost_before_others_may_lead
     now[0] += 0.1
     assert one.elector.lost()
     assert RENEW_SECONDS < DURATION_SECONDS
+
+
+@pytest.mark.parametrize("step", [dt.timedelta(days=-400), dt.timedelta(hours=-1), dt.timedelta(days=400)])
+@pytest.mark.parametrize("stepped", ["leader", "follower", "both"])
+def test_a_time_of_day_that_is_stepped_neither_takes_nor_gives_the_lease(world, step, stepped):
+    now, store, candidate = world
+    one, two = candidate("one"), candidate("two")
+    one.step()
+    two.step()
+    for each in {"leader": [one], "follower": [two], "both": [one, two]}[stepped]:
+        each.wall += step
+    for _ in range(20):
+        now[0] += 2
+        one.step()
+        two.step()
+        assert (one.elector.leading, one.elector.lost(), two.elector.leading) == (True, False, False)
+    now[0] += DURATION_SECONDS  # a leader that is dead is followed in the same time
+    two.step()
+    assert (two.elector.leading, store.lease["spec"]["leaseTransitions"]) == (True, 2)
 
 
 def test_a_leader_that_sees_another_holder_leads_no_more(world):
