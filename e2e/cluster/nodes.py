@@ -184,12 +184,26 @@ def make_mount_points(settings: Settings) -> None:
 
 
 def remove_mount_points(settings: Settings) -> None:
-    """Remove the folders that make_mount_points made and that are empty still."""
+    """Remove the folders that make_mount_points made, that are empty still, and that no other cluster's node mounts over.
+
+    The kernel lets go of such a mount, in every namespace, when the folder below it is removed.
+    """
     noted = settings.state / "made"
+    used = _mount_points()
     for path in map(Path, noted.read_text().split() if noted.exists() else []):
-        with contextlib.suppress(OSError):
-            path.rmdir()
+        if str(path) not in used:
+            with contextlib.suppress(OSError):
+                path.rmdir()
     noted.unlink(missing_ok=True)
+
+
+def _mount_points() -> set[str]:
+    """Where anything is mounted, in the namespaces of all processes."""
+    found = set()
+    for table in Path("/proc").glob("[0-9]*/mountinfo"):
+        with contextlib.suppress(OSError):
+            found.update(line.split()[4] for line in table.read_text().splitlines())
+    return found
 
 
 def _program_of(pid: int) -> str:
