@@ -199,7 +199,7 @@ def remove_mount_points(settings: Settings) -> None:
 
 def _mount_points() -> set[str]:
     """Where anything is mounted, in the namespaces of all processes."""
-    found = set()
+    found: set[str] = set()
     for table in Path("/proc").glob("[0-9]*/mountinfo"):
         with contextlib.suppress(OSError):
             found.update(line.split()[4] for line in table.read_text().splitlines())
