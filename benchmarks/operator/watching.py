@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import ssl
 import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class ModelWatch:
         self.events = 0
         self.holding: Counter[str] = Counter()
         """Of each type of condition the number of models for which it is True."""
+        self.version = "0"
+        """Of the newest event: where the watch goes on when the server ends it, as it does when we read too slowly."""
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[float]]] = []
 
     async def until(self, so: Callable[[], bool], *, seconds: float) -> float:
@@ -41,8 +43,11 @@ class ModelWatch:
             return await turn
 
     def take(self, event: dict[str, Any], moment: float) -> None:
-        """Take one event of the watch."""
+        """Take one event of the watch. Raises RuntimeError for an error of the server."""
+        if event["type"] == "ERROR":
+            raise RuntimeError(f"the watch of the models ended: {event['object'].get('message')}")
         name = event["object"]["metadata"]["name"]
+        self.version = event["object"]["metadata"]["resourceVersion"]
         self.holding.subtract(_true(self.statuses.pop(name, {})))
         if event["type"] != "DELETED":
             status = self.statuses[name] = event["object"].get("status", {})
@@ -53,24 +58,27 @@ class ModelWatch:
                 turn.set_result(moment)
         self._waiting = [each for each in self._waiting if not each[1].done()]
 
+    def fail(self, error: BaseException) -> None:
+        """Nothing more is seen: tell those who wait."""
+        for _, turn in self._waiting:
+            if not turn.done():
+                turn.set_exception(error)
 
-@asynccontextmanager
+
+@contextlib.asynccontextmanager
 async def watch_models(kubeconfig: Path, namespace: str) -> AsyncIterator[ModelWatch]:
     """Watch the models of a namespace, which has none yet, for the block."""
     async with session_of(kubeconfig) as session:
         found = ModelWatch()
-        query = {"watch": "true", "resourceVersion": "0", "timeoutSeconds": "3600"}
-        async with session.get(MODELS.path(namespace=namespace), params=query) as answer:
-            answer.raise_for_status()
-            task = asyncio.create_task(_follow(answer, found), name="watch models")
-            try:
-                yield found
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        task = asyncio.create_task(_follow(session, namespace, found), name="watch models")
+        try:
+            yield found
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def session_of(kubeconfig: Path) -> AsyncIterator[aiohttp.ClientSession]:
     """A bare HTTP session with an administrator's certificate, for JSON without any client library."""
     config = yaml.safe_load(await asyncio.to_thread(kubeconfig.read_text))
@@ -84,7 +92,20 @@ async def session_of(kubeconfig: Path) -> AsyncIterator[aiohttp.ClientSession]:
         yield s
 
 
-async def _follow(answer: aiohttp.ClientResponse, found: ModelWatch) -> None:
+async def _follow(session: aiohttp.ClientSession, namespace: str, found: ModelWatch) -> None:
+    try:
+        while True:
+            query = {"watch": "true", "resourceVersion": found.version, "timeoutSeconds": "3600"}
+            async with session.get(MODELS.path(namespace=namespace), params=query) as answer:
+                answer.raise_for_status()
+                with contextlib.suppress(aiohttp.ClientPayloadError):
+                    await _read(answer, found)
+    except Exception as error:
+        found.fail(error)
+        raise
+
+
+async def _read(answer: aiohttp.ClientResponse, found: ModelWatch) -> None:
     rest = b""
     async for chunk in answer.content.iter_any():
         moment = time.monotonic()

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client import Configuration
@@ -47,6 +49,8 @@ class Access:
                 config_file=str(kubeconfig), context=context, client_configuration=configuration, persist_config=False
             )
         configuration.connection_pool_maxsize = 100
+        configuration.proxy = configuration.proxy or _proxy(configuration.host)
+        configuration.client_session_kwargs = {"trust_env": False}
         return cls(configuration, in_cluster=kubeconfig is None)
 
     async def credentials(self) -> Credentials:
@@ -67,3 +71,9 @@ class Access:
         """The Authorization header for one call, or nothing with client certificates."""
         settings: Any = await self.configuration.auth_settings()
         return {s["key"]: s["value"] for s in settings.values() if s["in"] == "header" and s["value"]}
+
+
+def _proxy(server: str) -> str | None:
+    """The proxy that the environment names for the server, asked once: aiohttp would ask in a thread for each call."""
+    url = urlsplit(server)
+    return None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
