@@ -24,6 +24,8 @@ MAX_NOTE: Final = 1024
 _AGAIN_SECONDS: Final = 600.0
 _REMEMBERED: Final = 10_000
 _PENDING: Final = 1_000
+_PARALLEL: Final = 4
+"""Events on their way at once: they are what the API server should be busy with last."""
 
 Severity = Literal["Normal", "Warning"]
 
@@ -40,6 +42,7 @@ class Events:
         self._now = now
         self._said: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_PARALLEL)
 
     def post(self, about: Object, kind: str, severity: Severity, reason: Reason, action: str, note: str) -> None:
         """Say something about an object, unless the same was said of it in the last ten minutes.
@@ -97,6 +100,7 @@ class Events:
 
     async def _post(self, body: Object) -> None:
         try:
-            await self._client.create(EVENTS, body, priority=Priority.FIGURES)
+            async with self._slots:
+                await self._client.create(EVENTS, body, priority=Priority.FIGURES)
         except errors.ApiError as error:
             logger.info("Event not posted: %s: %s", body["note"], error)
