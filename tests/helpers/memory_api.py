@@ -26,6 +26,8 @@ class MemoryApi:
     def __init__(self, *, now: Callable[[], str]) -> None:
         self.objects: dict[Resource, dict[Name, Object]] = {}
         self.refuse = 0
+        self.refused = 0
+        """Calls that were refused."""
         self.listener: Callable[[Resource, str | None, Object], None] | None = None
         self.watching = True
         self.written: Callable[[Resource, Object | None, Object | None], None] = lambda *_: None
@@ -158,6 +160,7 @@ class MemoryApi:
     def _fault(self) -> None:
         if self.refuse > 0:
             self.refuse -= 1
+            self.refused += 1
             raise errors.Unavailable("the server is overloaded", status=503)
 
     def _same(self, resource: Resource, body: Object) -> Object:

@@ -40,7 +40,7 @@ SUCCESSION_SECONDS = 15.0
 """Until another one leads when the leader died; it then has the same 10 s, so that 25 is the most after both died."""
 
 RETRY_SECONDS = 2.0
-"""What calls that the API server refuses may add: a failing key is looked at again after a second or so."""
+"""What calls that the API server refused meanwhile may add: a failing key is looked at again after a second or so."""
 
 STEP = 0.5
 """Seconds between two looks at the truth, which add to each limit, and what two writes take."""
@@ -129,6 +129,7 @@ class Cluster:
         self.epochs = itertools.count(1)
         self.kubelets_look = True
         self.served_at: dict[str, float] = {}
+        self.refused, self.refused_at = 0, -1000.0
         self.wrong: list[str] = []
         self._addresses = itertools.count(1)
         self._up_since: dict[str, tuple[bool, float]] = {}
@@ -181,12 +182,15 @@ class Cluster:
 
     def _look(self) -> None:
         now = self.loop.time()
+        if self.api.refused != self.refused:
+            self.refused, self.refused_at = self.api.refused, now
         for model in self.api.all(MODELS):
             uid, name = model["metadata"]["uid"], model["metadata"]["name"]
             if any(worker.answers(name) for worker in self.workers.values()):
                 self.served_at[uid] = now
             since = max(self.served_at.get(uid, -1000.0), self.leads_since)
-            if self.leader is not None and claims_ready(model) and now - since > LIVE_LIMIT + RETRY_SECONDS + STEP:
+            limit = LIVE_LIMIT + STEP + (RETRY_SECONDS if self.refused_at >= since else 0.0)
+            if self.leader is not None and claims_ready(model) and now - since > limit:
                 self.wrong.append(f"{name} is Ready, and no worker has served it for {now - since:.1f} s")
 
     def _judge(self, resource: Any, before: Any, after: Any) -> None:
