@@ -131,6 +131,12 @@ def test_what_the_pool_holds_already_is_not_counted_against_it(tmp_path, monkeyp
     assert describe(tmp_path / "pool").mount_free - before.mount_free >= MI
 
 
+def test_a_file_that_another_worker_removes_meanwhile_is_not_there(tmp_path):
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "segment").symlink_to(tmp_path / "gone")
+    assert describe(tmp_path / "pool").mount_total > 0
+
+
 @pytest.mark.parametrize(("told", "configured", "share"), [(4, 1, 16), (0, 2, 32), (0, 1, 64)])
 def test_workers_of_a_node_divide_what_they_do_not_share_as_the_operator_says_or_the_configuration(
     told, configured, share, tmp_path

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def describe(pool: Path, *, root: Path = Path("/")) -> HostFacts:
     while not mount.is_mount():
         mount = mount.parent
     status = os.statvfs(mount)
-    held = sum(entry.stat().st_blocks * 512 for entry in pool.iterdir()) if pool.is_dir() else 0
+    held = _held(pool)
     machine = _available(root) + held
     limit, used = _cgroup(root)
     free = machine if limit is None else min(machine, max(0, limit - used))
@@ -102,6 +103,16 @@ def check(config: Host, facts: HostFacts, *, process: int) -> Failure | None:
             f"lower host.budget to {max(0, facts.limit - process) >> 20}Mi",
         )
     return None
+
+
+def _held(pool: Path) -> int:
+    """Bytes of a pool's files. Those that go meanwhile, or of which this user may not know, are not there."""
+    found = 0
+    with contextlib.suppress(OSError):
+        for entry in pool.iterdir():
+            with contextlib.suppress(OSError):
+                found += entry.stat().st_blocks * 512
+    return found
 
 
 def _kind(mount: Path, root: Path) -> str:
