@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers.running_worker import assigned
 from helpers.small_bundles import pack_small
 
 from ballast_contract.config import WorkerConfig
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_worker.control.journal import CulpritJournal
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.planner import Planner
 from ballast_worker.device.nvml import Holder, Usage
@@ -71,7 +74,8 @@ class Late(Machine):
 
     def settle(self, *, pause, say) -> None:
         say("waiting for device memory")
-        self.given_back.wait()
+        while not self.given_back.is_set() and not pause(0.05):
+            pass
         self.budget, self.settled = self._after, True
 
 
@@ -106,3 +110,39 @@ def test_once_memory_is_there_a_worker_waits_for_its_assignment_and_says_so(late
     worker.until(lambda state: state.condition.message == "waiting for device memory")
     late.set()
     worker.until(lambda state: state.condition.message == "waiting for the first assignment")
+
+
+def crashed_with(directory: Path, model: str) -> None:
+    """A process died while it ran this model."""
+    directory.mkdir(exist_ok=True)
+    CulpritJournal(directory / "journal").begin(model, (("batch", 1),))
+
+
+def assign_once(start, config, *models) -> None:
+    worker = start(config)
+    worker.assign(*models)
+    worker.stop()
+
+
+def test_a_model_that_ran_when_the_process_died_is_known_although_the_next_one_ends_while_it_waits(
+    late, config_for, start, small_bundle, tmp_path
+):
+    config = config_for(managed=True)
+    assign_once(start, config, assigned(small_bundle, "m"))
+    crashed_with(tmp_path / "state", "m")
+    start(config).stop()
+    late.set()
+    model = start(config).until_model("m", pb.MODEL_PHASE_REFUSED)
+    assert model.failure.reason == Reason.QUARANTINED
+
+
+def test_a_spec_that_is_assigned_while_memory_is_waited_for_is_not_blamed(
+    late, config_for, start, small_bundle, tmp_path
+):
+    config = config_for(managed=True)
+    assign_once(start, config, assigned(small_bundle, "m"))
+    crashed_with(tmp_path / "state", "m")
+    worker = start(config)
+    worker.assign(assigned(small_bundle, "m", residency=pb.RESIDENCY_DEVICE), generation=2)
+    late.set()
+    worker.until_model("m", pb.MODEL_PHASE_LOADED)

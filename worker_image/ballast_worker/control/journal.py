@@ -32,7 +32,8 @@ class Culprit:
 
 
 class CulpritJournal:
-    """Implements `serving.journal.Journal` in a mapped file; the device thread alone writes it.
+    """Implements `serving.journal.Journal` in a mapped file. One thread writes it at a time: the one that runs every program
+    before the start, then the device thread.
 
     A slot is a byte (1: in use), a spare byte, the length of its text in two bytes, and the text. The text is written
     before the byte, so that a slot in use always has its own text.

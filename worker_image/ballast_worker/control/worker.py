@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -181,40 +181,43 @@ class Worker:
         return self._ended
 
     def _begin(self) -> None:
-        """Wait for the device memory of a process that has just ended, if there is one, and meet."""
+        """What ran when the last process died is not run again. Then wait for the device memory of a process that has just
+        ended, if there is one, and meet.
+        """
+        try:
+            models = self._folder.scan() if self._folder is not None else self.desk.assignment.models
+        except AssignmentError as error:
+            self._refuse(Failure(Reason.INVALID_SPEC, str(error)))
+            return
+        # Before anything is waited for: a process that ends meanwhile has told, and no later spec is blamed.
+        for name in self._quarantine.blame(self._journal.culprits, models):
+            _log.error("model %s ran when the last process died: it is quarantined", name, extra={"model": name})
+        meet = partial(self._meet, models)
         if self._machine.fault is not None:
             self._refuse(self._machine.fault)
         elif self._machine.settled:
-            self._meet()
+            meet()
         else:
             settling = self._reserver.submit(
                 self._machine.settle,
                 pause=self._ending.wait,
                 say=lambda text: self._inbox.put(partial(self._set_condition, Phase.STARTING, message=text)),
             )
-            settling.add_done_callback(lambda _: self._inbox.put(self._meet))
+            settling.add_done_callback(lambda _: self._inbox.put(meet))
 
     @property
     def _unassigned(self) -> str:
         """What is waited for before there are models."""
         return "waiting for the first assignment" if self._config.managed else ""
 
-    def _meet(self) -> None:
-        """What ran when the last process died, and what was assigned to it."""
+    def _meet(self, found: Sequence[AssignedModel]) -> None:
+        """Begin with the models that were found at the start, or with what an operator has assigned last."""
         self._planner.look()
         self._set_condition(Phase.STARTING, message=self._unassigned)
         assignment = self.desk.assignment
-        models = assignment.models
         if self._folder is not None:
-            try:
-                models = self._folder.scan()
-            except AssignmentError as error:
-                self._refuse(Failure(Reason.INVALID_SPEC, str(error)))
-                return
-            assignment = Assignment(models=models)
-        for name in self._quarantine.blame(self._journal.culprits, models):
-            _log.error("model %s ran when the last process died: it is quarantined", name, extra={"model": name})
-        if assignment.generation is not None or self._folder is not None:
+            self._accept(Assignment(models=tuple(found)), {})
+        elif assignment.generation is not None:
             self._accept(assignment, {})
 
     def _accept(self, assignment: Assignment, inspected: Mapping[AssignedModel, Bundle | Failure]) -> None:
