@@ -55,7 +55,7 @@ class Weights:
     """One set of weights, on its way to the device or on it. A model has two while its bundle is replaced.
 
     Attributes:
-        extent: key in the device memory, unique for the life of the process.
+        extent: key in the device memory, the same for the same bytes of a model while it is registered.
         model: whose they are.
         purpose: why they are loaded.
         ticket: order among loads.
