@@ -21,6 +21,7 @@ from ballast_worker.residency import failures
 from ballast_worker.residency.admission import Excluded, Resident, Wait, infeasible
 from ballast_worker.residency.board import Board
 from ballast_worker.residency.demand import Refusal
+from ballast_worker.residency.exclusion import Exclusion
 from ballast_worker.residency.loader import Loader
 from ballast_worker.residency.priority import minimum_residence
 from ballast_worker.residency.protocol import ResidentModel
@@ -44,6 +45,7 @@ class Loads:
         board: Board,
         loader: Loader,
         standing: Standing,
+        exclusion: Exclusion,
         scratch_limit: int,
         after: Callable[[float, Callable[[], None]], None],
         turn: Callable[[], None],
@@ -53,6 +55,7 @@ class Loads:
         board: the shared state.
         loader: the threads.
         standing: told when a load has ended, so that what else a model is to have is pursued.
+        exclusion: told of fills, and asked before each.
         scratch_limit: bytes of the pool for scratch.
         after: runs an action on the device thread after so many seconds.
         turn: called when a load has come a step further, to see what can be done now.
@@ -61,6 +64,7 @@ class Loads:
         self._board = board
         self._loader = loader
         self._standing = standing
+        self._exclusion = exclusion
         self._scratch_limit = scratch_limit
         self._after = after
         self._turn = turn
@@ -71,9 +75,6 @@ class Loads:
         self._fetching = {True: 0, False: 0}
         self._alarm = math.inf
         self._no_block: dict[str, int] = {}
-        self._filling = 0
-        # Where fills and executions exclude one another: a fill has ended, and no execution since.
-        self._executions_next = False
 
     def infeasible(self, spec: ResidentModel) -> Refusal | None:
         """Refuse what can never fit, and record it."""
@@ -199,9 +200,9 @@ class Loads:
         """Make room for fetched loads, in order, and let them fill; answers what the first one that cannot waits for."""
         while self._waiting:
             weights = self._waiting[0]
-            if (turn := self._not_its_turn()) is not None:
+            if (waits := self._exclusion.wait()) is not None:
                 self._set_alarm()
-                return turn
+                return waits
             if self._board.memory.shares_pool and not weights.purpose.evicts:
                 self._waiting.pop(0)
                 if self._room.place_free(weights):
@@ -223,31 +224,6 @@ class Loads:
                 self._failed(weights, answer, recorded=True)
         return None
 
-    def _not_its_turn(self) -> Wait | None:
-        """Where fills and executions exclude one another: one fill at a time, after the executions under way; and between
-        two fills an execution of whatever has requests.
-        """
-        board = self._board
-        if not board.memory.shares_pool:
-            return None
-        if self._filling:
-            return Wait(quiet=True)
-        if self._executions_next:
-            live = (model.name for model in board.models.values() if model.live is not None)
-            self._executions_next = any(board.demand.queued(name) for name in live)
-        if self._executions_next:
-            return Wait()
-        return Wait(quiet=True) if board.leases else None
-
-    @property
-    def excludes(self) -> bool:
-        """A fill is under way beside which nothing may execute."""
-        return bool(self._filling) and self._board.memory.shares_pool
-
-    def executed(self) -> None:
-        """An execution has ended."""
-        self._executions_next = False
-
     def _without_old(self, weights: Weights) -> Wait | None:
         """Where the old weights of the model leave no room beside them, they go first."""
         old = weights.model.live
@@ -266,14 +242,13 @@ class Loads:
         transfer = weights.transfer
         assert transfer is not None, "weights are filled from a transfer"  # noqa: S101
         weights.phase = Phase.FILLING
-        self._filling += 1
+        self._exclusion.fill_began()
         self._loader.fill(weights.extent, transfer, partial(self._filled, weights))
 
     def _filled(self, weights: Weights, error: Exception | None, seconds: float) -> None:
         weights.transfer = None
         weights.work_seconds += seconds
-        self._filling -= 1
-        self._executions_next = True
+        self._exclusion.fill_ended()
         if weights.cancelled:
             self._board.abandon(weights)
         elif error is not None:

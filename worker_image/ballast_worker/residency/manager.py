@@ -20,6 +20,7 @@ from ballast_worker.residency import failures
 from ballast_worker.residency.board import Board
 from ballast_worker.residency.compaction import Compactor
 from ballast_worker.residency.demand import Decision, Demand, Readiness, Refusal
+from ballast_worker.residency.exclusion import Exclusion
 from ballast_worker.residency.ledger import Ledger
 from ballast_worker.residency.loader import Loader
 from ballast_worker.residency.loads import Loads
@@ -88,10 +89,12 @@ class ResidencyManager:
         self._compactor = Compactor(self._board)
         after = after or partial(_timer, post)
         self._standing = Standing(board=self._board, after=after, turn=self._turn)
+        self._exclusion = Exclusion(self._board)
         self._loads = Loads(
             board=self._board,
             loader=loader,
             standing=self._standing,
+            exclusion=self._exclusion,
             scratch_limit=scratch_limit,
             after=after,
             turn=self._turn,
@@ -252,7 +255,7 @@ class ResidencyManager:
 
     def _released(self, weights: Weights) -> None:
         self._board.released(weights)
-        self._loads.executed()
+        self._exclusion.executed()
         if self._compactor.wants_quiet or self._loads.waiting or self._board.notices:
             self._turn_soon()
 
@@ -302,11 +305,11 @@ class ResidencyManager:
         """Do everything that has become possible, and hold back the executions that stand in the way of the rest."""
         board = self._board
         board.quiet = self._compactor.wants_quiet
-        if board.quiet and not board.leases and not self._loads.excludes:
+        if board.quiet and not board.leases and not self._exclusion.filling:
             self._compactor.compact()
             board.quiet = False
         waits = None if board.quiet else self._loads.admit()
-        board.quiet = board.quiet or self._loads.excludes or (waits is not None and waits.quiet)
+        board.quiet = board.quiet or self._exclusion.filling or (waits is not None and waits.quiet)
         self._drain([board.extents[r.extent] for r in waits.drain] if waits is not None else [])
         self._loads.begin()
         self._ledger.set_largest_waiting(self._loads.largest_waiting())
