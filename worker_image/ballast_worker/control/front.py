@@ -132,7 +132,7 @@ class _Tls:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 if not await self._receive():
-                    raise ConnectionResetError("it ended the connection") from None
+                    raise ConnectionResetError("it was ended") from None
             else:
                 return
             finally:
@@ -176,4 +176,4 @@ def _words(error: OSError) -> str:
         return f"no TLS with a client certificate: {(error.reason or str(error)).lower().replace('_', ' ')}"
     if isinstance(error, TimeoutError):
         return f"no TLS within {_HANDSHAKE_SECONDS:.0f} s"
-    return f"it went away during the handshake: {str(error) or type(error).__name__}"
+    return f"the connection was lost during the handshake: {str(error) or type(error).__name__}"
