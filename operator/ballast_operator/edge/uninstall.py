@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import logging
 import time
@@ -14,7 +15,7 @@ from ballast_contract import names
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.access import Access
 from ballast_operator.cluster.client import Client, Object
-from ballast_operator.cluster.lease import micro_time
+from ballast_operator.cluster.lease import RENEW_SECONDS, micro_time
 from ballast_operator.cluster.limiter import Priority, TokenBucket
 from ballast_operator.cluster.metrics import ClusterMetrics
 from ballast_operator.cluster.resources import BUDGETS, LEASES
@@ -31,7 +32,8 @@ _ATTEMPTS: Final = 10
 async def strip_finalizers(arguments: Arguments) -> int:
     """Take the Lease away from whoever has it, then remove the finalizer from every WeightBudget.
 
-    Taking the Lease ends the leader's process, and its successor waits: nobody puts the finalizer back meanwhile.
+    Taking the Lease ends the leader's process, and its successor waits. A leader that has not noticed yet writes nothing
+    once its own time is over, which is waited for: nobody puts the finalizer back.
 
     Returns:
         The number of budgets that had it.
@@ -40,7 +42,8 @@ async def strip_finalizers(arguments: Arguments) -> int:
     writes = TokenBucket(rate=arguments.writes_per_second, burst=100, clock=time.monotonic)
     client = Client(access, metrics=ClusterMetrics(CollectorRegistry()), writes=writes)
     try:
-        await take_lease(client, arguments)
+        if await take_lease(client, arguments):
+            await asyncio.sleep(RENEW_SECONDS)
         stripped = 0
         for namespace in arguments.namespaces or (None,):
             for obj in (await client.list(BUDGETS, namespace)).items:
@@ -50,14 +53,14 @@ async def strip_finalizers(arguments: Arguments) -> int:
         await client.close()
 
 
-async def take_lease(client: Client, arguments: Arguments) -> None:
-    """Hold the Lease by force. Raises ApiError."""
+async def take_lease(client: Client, arguments: Arguments) -> bool:
+    """Hold the Lease by force; False when nobody led. Raises ApiError."""
     namespace, name = arguments.lease_namespace, arguments.lease_name
     for attempt in range(_ATTEMPTS):
         try:
             held = await client.get(LEASES, namespace, name)
         except errors.NotFound:
-            return  # nobody leads, and an operator that starts now is being deleted
+            return False  # an operator that starts now is being deleted
         stamp = micro_time(dt.datetime.now(dt.UTC))
         spec = {
             **held.get("spec", {}),
@@ -73,8 +76,10 @@ async def take_lease(client: Client, arguments: Arguments) -> None:
             if attempt == _ATTEMPTS - 1:
                 raise
         else:
-            logger.info("took the Lease %s/%s from %s", namespace, name, held.get("spec", {}).get("holderIdentity"))
-            return
+            holder = held.get("spec", {}).get("holderIdentity")
+            logger.info("took the Lease %s/%s from %s", namespace, name, holder or "nobody")
+            return bool(holder)
+    raise AssertionError("unreachable")
 
 
 async def _strip(client: Client, obj: Object) -> int:

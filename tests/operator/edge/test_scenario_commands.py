@@ -180,6 +180,23 @@ async def test_finalizers_are_stripped_and_stay_so_while_the_operator_still_runs
     assert "waiting for the Lease" in after.health.stage
 
 
+async def test_a_leader_that_goes_on_running_puts_no_finalizer_back_and_writes_nothing_any_more(bare: Rig):
+    """The process of this rig does not end when its Lease is lost, as one that was stopped for a while would not have yet."""
+    leader = bare.start_operator()
+    await bare.budget()
+    await bare.until_condition(BUDGETS, "default", "Ready", "True")
+    assert await strip_finalizers(dataclasses.replace(leader.arguments, command="strip-finalizers")) == 1
+    await bare.budget(replicas=2)
+
+    async def refused() -> bool:
+        return bool(leader.registry.get_sample_value("ballast_operator_reconcile_failures_total", {"kind": "budget"}))
+
+    await bare.until(refused)
+    assert leader.lost == ["the Lease was lost"]
+    assert "finalizers" not in (await bare.get(BUDGETS, "default"))["metadata"]
+    assert len(await bare.pods()) == 1
+
+
 async def test_missing_rights_are_a_fatal_message_that_names_them(bare: Rig):
     """B24: `watch` is missing from the role."""
     operator = bare.start_operator(kubeconfig=await bare.powerless())
