@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.console import ClusterError
-from e2e.cluster.controlplane import control_plane_up, default_account_made
+from e2e.cluster.controlplane import api_server_up, control_plane_up, default_account_made, make_folders
 from e2e.cluster.processes import Processes
 from e2e.cluster.settings import Settings
 
@@ -52,6 +52,25 @@ def api_server(*, controllers: bool = False, audited: str = "") -> Iterator[ApiS
     settings = _settings(state, tied=True)
     try:
         yield start(settings, controllers=controllers, audited=audited)
+    finally:
+        Processes(settings).stop_all()
+        shutil.rmtree(state)
+
+
+@contextmanager
+def another(server: ApiServer) -> Iterator[Settings]:
+    """Run a second API server on the store of one for the block; yields its settings.
+
+    It remembers no change from before its start: a watch of the first one has expired here.
+    """
+    state = Path(tempfile.mkdtemp(prefix="ballast-apiserver-"))
+    [port] = _free_ports(1)
+    settings = dataclasses.replace(server.settings, state=state, api_port=port)
+    try:
+        shutil.copytree(server.settings.pki, settings.pki)
+        make_folders(settings)
+        api_server_up(Processes(settings), controllers=False, nodes=False, audited="")
+        yield settings
     finally:
         Processes(settings).stop_all()
         shutil.rmtree(state)

@@ -48,7 +48,7 @@ def control_plane_up(settings: Settings, *, controllers: bool = True, nodes: boo
     _credentials(settings)
     processes = Processes(settings)
     _etcd_up(processes)
-    _api_server_up(processes, controllers=controllers, nodes=nodes, audited=audited)
+    api_server_up(processes, controllers=controllers, nodes=nodes, audited=audited)
     if controllers:
         _controller_manager_up(processes)
     if nodes:
@@ -104,7 +104,8 @@ def _etcd_up(processes: Processes) -> None:
     processes.wait("etcd", "etcd answers", lambda: healthy(settings, ready), seconds=30)
 
 
-def _api_server_up(processes: Processes, *, controllers: bool, nodes: bool, audited: str) -> None:
+def api_server_up(processes: Processes, *, controllers: bool, nodes: bool, audited: str) -> None:
+    """Start an API server on the etcd of its settings, and wait until it is ready."""
     settings, pki = processes.settings, processes.settings.pki
     put(settings.conf / "authentication.yaml", _AUTHENTICATION)
     argv = [

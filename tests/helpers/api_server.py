@@ -17,7 +17,7 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from e2e.cluster.apiserver import api_server  # noqa: E402 - the path comes first
+from e2e.cluster.apiserver import ApiServer, api_server  # noqa: E402 - the path comes first
 from e2e.cluster.console import ClusterError  # noqa: E402
 
 
@@ -28,6 +28,7 @@ class Kubectl:
     program: Path
     kubeconfig: Path
     audit: Path
+    server: ApiServer
 
     def run(self, *arguments, manifest=None):
         """The finished process; a manifest is given as YAML on standard input."""
@@ -53,7 +54,7 @@ def kubectl_on_new_server(*, controllers: bool = False, audited: str = "") -> It
     """An empty API server; the test is skipped, or under CI=true fails, where its programs are not installed."""
     try:
         with api_server(controllers=controllers, audited=audited) as server:
-            yield Kubectl(server.kubectl, server.kubeconfig, server.audit)
+            yield Kubectl(server.kubectl, server.kubeconfig, server.audit, server)
     except ClusterError as error:
         if os.environ.get("CI") == "true":
             raise

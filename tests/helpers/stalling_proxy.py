@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP proxy in front of the API server that can fall silent without closing anything, as a broken network does."""
+"""A TCP proxy in front of the API server that can fall silent without closing anything, as a broken network does, or cut
+all connections and lead to another server.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,12 @@ class StallingProxy:
     def flow(self) -> None:
         """What was held arrives, and what comes."""
         self._flowing.set()
+
+    def turn(self, port: int) -> None:
+        """Cut every connection, and lead new ones to another port of the same machine."""
+        self._target = (self._target[0], port)
+        for writer in list(self._writers):
+            writer.transport.abort()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
