@@ -89,7 +89,7 @@ class ModelReconciler:
             own_address=own,
         )
         later = await self._report(key, obj, situation, pool)
-        timers = [timer for timer in (again, later) if timer is not None]
+        timers = [timer for timer in (again, later, _first_reports(involved)) if timer is not None]
         return min(timers, default=None)
 
     @staticmethod
@@ -193,6 +193,12 @@ def _refused(world: World, model: Model, workers: Sequence[Worker]) -> dict[str,
         if failure is not None and link is not None:
             found[link.member.uid] = failure
     return found
+
+
+def _first_reports(workers: Sequence[Worker]) -> float | None:
+    """Seconds until the first reports that are due have come or are late: nobody else calls for the model then."""
+    due = [w.view.heard_at + w.view.limit - w.now for w in workers if w.view is not None and w.awaited]
+    return max(0.1, min(due)) if due else None
 
 
 def _crowding(pool: Pool, uid: str) -> str:

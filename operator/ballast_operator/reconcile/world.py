@@ -180,13 +180,27 @@ class World:
         elif resource == resources.PODS:
             yield budget_key(namespace, labels.get(names.LABEL_BUDGET, ""))
             if _presence(change.before) != _presence(change.after):
-                link = self.fleet.link(obj["metadata"]["uid"])
-                for message in link.desired.models if link is not None and link.desired is not None else ():
-                    yield _key_of_object(message.object)
+                yield from self._held_by(obj)
         else:
             if names.LABEL_MODEL in labels:
                 yield model_key(namespace, labels[names.LABEL_MODEL])
             yield budget_key(namespace, labels.get(names.LABEL_BUDGET, ""))
+
+    def _held_by(self, pod: Object) -> Iterable[Key]:
+        """The models that a pod was told to hold, or that the last leader wanted on a pod which was not heard yet."""
+        metadata = pod["metadata"]
+        link = self.fleet.link(metadata["uid"])
+        if link is not None and link.desired is not None:
+            yield from (_key_of_object(message.object) for message in link.desired.models)
+            return
+        namespace, budget = metadata.get("namespace", ""), metadata.get("labels", {}).get(names.LABEL_BUDGET, "")
+        pool = self.pool(namespace, budget)
+        if pool is None:
+            return
+        for model in self.caches[resources.MODELS].group("budget", namespace, budget):
+            uid = model["metadata"]["uid"]
+            if metadata["name"] in pool.targets.get(uid, ()) or metadata["uid"] in pool.holders.get(uid, ()):
+                yield model_key(namespace, model["metadata"]["name"])
 
     def _neighbours(self, change: Change) -> Iterable[Key]:
         for side in (change.before, change.after):

@@ -430,3 +430,31 @@ TestFaults.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+def test_a_new_leader_says_within_ten_seconds_that_workers_are_dead_which_it_never_heard():
+    faults = Faults()
+    faults.begin(3)
+    faults.kubelets_stop_or_go_on_looking(looking=False)
+    faults.the_leader_changes(0.0)
+    for index in range(3):
+        faults.a_worker_dies(index)
+    faults.the_api_server_refuses_calls(6)
+    faults.time_passes(40.0)
+    faults.nothing_was_wrong()
+    faults.end()
+
+
+def test_an_endpoint_goes_with_its_pod_where_a_new_leader_never_heard_the_worker():
+    faults = Faults()
+    faults.begin(3)
+    faults.kubelets_stop_or_go_on_looking(looking=False)
+    faults.the_leader_changes(0.0)
+    for index in range(3):
+        faults.a_worker_dies(index)
+    faults.the_api_server_refuses_calls(6)
+    faults.time_passes(12.0)
+    faults.kubelets_stop_or_go_on_looking(looking=True)
+    faults.time_passes(9.0)
+    assert [uids(found) for found in faults.api.all(ENDPOINT_SLICES)] == []
+    faults.end()
