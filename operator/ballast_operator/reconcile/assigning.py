@@ -17,7 +17,7 @@ from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import ENDPOINT_SLICES, MODELS
 from ballast_operator.placement.model import ModelDemand, MovePrice, Packed, Packing, WorkerCapacity
 from ballast_operator.placement.packing import pack
-from ballast_operator.reconcile import endpoints, placing
+from ballast_operator.reconcile import endpoints, naming, placing
 from ballast_operator.reconcile.placing import Trigger
 from ballast_operator.reconcile.pods import worst
 from ballast_operator.reconcile.pool import Pool
@@ -71,7 +71,24 @@ def recover(world: World, budget: Object, pool: Pool) -> None:
         pool.holders[obj["metadata"]["uid"]] = frozenset(endpoints.present(slices))
         pool.generation = max(pool.generation, int(assignment.get("generation", 0)))
         world.enqueue(model_key(namespace, obj["metadata"]["name"]), 0.0)
+    judge_size(world, budget, pool, accepted(world, budget, pool))
     pool.recovered = True
+
+
+def judge_size(world: World, budget: Object, pool: Pool, models: Sequence[Model]) -> None:
+    """Above some number of models or endpoints a pool keeps its own address only: proxies of every node pay for each."""
+    limits = world.options
+    held = sum(len(holders) for holders in pool.holders.values())
+    before, pool.crowded = pool.crowded, ""
+    if len(models) > limits.max_model_services or held > limits.max_model_endpoints:
+        pool.crowded = (
+            f"the pool has more than {limits.max_model_services} models or {limits.max_model_endpoints} endpoints, so "
+            f"its models have no Service each: call them at {naming.pool_service(budget['metadata']['name'])}, or split "
+            "the pool"
+        )
+    if pool.crowded != before:
+        for model in models:
+            world.enqueue(model_key(model.namespace, model.name), 0.0)
 
 
 def gather(pool: Pool, spec: WeightBudgetSpec, models: Sequence[Model], crew: Crew) -> Inputs:

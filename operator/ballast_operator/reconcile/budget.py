@@ -194,19 +194,20 @@ class BudgetReconciler:
             stale_definitions=world.options.stale_definitions,
             host_nodes=sorted(pool.host_nodes),
         )
-        body = budget_status.body(situation)
+        current = world.caches[BUDGETS].get(key.namespace, key.name) or obj
+        existing = current.get("status") or {}
+        body = budget_status.body(situation, existing)
         for field, value in (("lastRepack", pool.last_repack), ("lastCompaction", pool.last_compaction)):
             if value:
                 body[field] = dict(value)
         self._measure(key, now, models)
         waited = world.clock() - pool.figures_at
         period = world.options.figures_seconds
-        current = world.caches[BUDGETS].get(key.namespace, key.name) or obj
         written = await write_status(
             world,
             BUDGETS,
             current,
-            budget_facts.facts(situation),
+            budget_facts.facts(situation, existing.get("conditions", ())),
             body,
             by=key,
             urgent=_URGENT,

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from ballast_contract import quantities
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.fleet.view import SERVING
 from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, impaired, ready_workers
-from ballast_operator.reconcile.conditions import Fact, no, unknown, yes
+from ballast_operator.reconcile.conditions import Fact, keep, no, unknown, yes
 from ballast_operator.reconcile.pods import worst
 from ballast_operator.reconcile.wishes import Rejection
 from ballast_operator.reconcile.workers import Worker
@@ -19,9 +19,15 @@ from ballast_operator.reconcile.workers import Worker
 FRAGMENTED_SECONDS: Final = 60.0
 """How long device memory has to be in pieces before it is said."""
 
+_TOLD: Final = ("PlanFits", "WorkersReady", "Fragmented", "Degraded", "Ready")
+"""Conditions that hang on what workers tell."""
 
-def facts(now: Situation) -> dict[str, Fact]:
-    """The conditions of a budget."""
+
+def facts(now: Situation, existing: Sequence[Mapping[str, Any]] = ()) -> dict[str, Fact]:
+    """The conditions of a budget.
+
+    What hangs on a worker whose first report is due any moment stays as it is in `existing`: a new leader asks first.
+    """
     if isinstance(now.verdict, Rejection):
         accepted = no(now.verdict.reason, now.verdict.message)
     elif now.paused:
@@ -29,7 +35,7 @@ def facts(now: Situation) -> dict[str, Fact]:
     else:
         accepted = yes(Reason.ACCEPTED)
     plan, workers = _plan_fits(now), _workers_ready(now)
-    return {
+    found = {
         "Accepted": accepted,
         "PlanFits": plan,
         "WorkersReady": workers,
@@ -38,6 +44,9 @@ def facts(now: Situation) -> dict[str, Fact]:
         "Degraded": _degraded(now, workers),
         "Ready": _ready(now, accepted, workers),
     }
+    if accepted.holds and any(worker.awaited for worker in now.workers):
+        found |= {type_: held for type_ in _TOLD if (held := keep(existing, type_)) is not None}
+    return found
 
 
 def _plan_fits(now: Situation) -> Fact:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from ballast_contract import quantities
@@ -16,21 +18,35 @@ from ballast_operator.reconcile.workers import Worker
 
 Status = dict[str, Any]
 
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
 _LARGEST_STEP: Final = 64 << 20
 
 _SMALLEST_STEP: Final = 1 << 20
 
+_TOLD: Final = ("readyReplicas", "device", "plan", "shortfall")
+"""Figures that hang on what workers tell."""
 
-def body(now: Situation) -> Status:
-    """Everything of the status but its conditions, observedGeneration and the last commands."""
+
+def body(now: Situation, existing: Mapping[str, Any] = _NOTHING) -> Status:
+    """Everything of the status but its conditions, observedGeneration and the last commands.
+
+    What hangs on a worker whose first report is due any moment stays as it is in `existing`.
+    """
     live = [w for w in now.workers if w.pod.live]
+    before = {entry["name"]: entry for entry in existing.get("workers", ())}
     found: Status = {
         "replicas": len(live),
         "selector": ",".join(f"{k}={v}" for k, v in naming.worker_selector(now.name).items()),
-        "workers": [_entry(w, now) for w in sorted(live, key=lambda w: w.name)],
+        "workers": [
+            before[w.name] if w.awaited and w.name in before else _entry(w, now)
+            for w in sorted(live, key=lambda w: w.name)
+        ],
     }
     if now.host_nodes:
         found["hostNodes"] = list(now.host_nodes[:MAX_WORKERS])
+    if any(w.awaited for w in live):
+        return found | {key: existing[key] for key in _TOLD if key in existing}
     if not any(w.silent for w in live):
         found["readyReplicas"] = len(ready_workers(now.workers))
     reporting = [w for w in live if w.heard]

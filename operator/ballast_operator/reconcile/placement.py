@@ -12,14 +12,14 @@ from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.resources import BUDGETS
 from ballast_operator.fleet.link import Link
 from ballast_operator.placement.cadence import compaction_due
-from ballast_operator.reconcile import assigning, commands, crew, demand, holding, naming, placing
+from ballast_operator.reconcile import assigning, commands, crew, demand, holding, placing
 from ballast_operator.reconcile.budget_situation import ready_workers
 from ballast_operator.reconcile.conditions import timestamp
 from ballast_operator.reconcile.pods import Pod
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.wishes import Model
 from ballast_operator.reconcile.workers import Crew
-from ballast_operator.reconcile.world import World, model_key
+from ballast_operator.reconcile.world import World
 
 
 class Placement:
@@ -62,7 +62,7 @@ class Placement:
             mode = commands.mode_asked(spec.placement.compaction.mode)
             commands.start_compaction(world, obj, pool, commands.plan_compaction(mode, ready, asked=asked))
         self._compact_moved(obj, pool, spec, now)
-        self._judge_size(key, pool, models)
+        assigning.judge_size(world, obj, pool, models)
         assigning.note_obstacles(world, pool, models, now)
         return [timer for timer in timers if timer is not None]
 
@@ -136,20 +136,6 @@ class Placement:
         now = crew.crew_of(self._world, crew.members(self._world, obj))
         links = (self._world.fleet.link(w.uid) for w in ready_workers(list(now)))
         return [link for link in links if link is not None]
-
-    def _judge_size(self, key: Key, pool: Pool, models: Sequence[Model]) -> None:
-        """Above some number of models or endpoints a pool keeps its own address only: proxies of every node pay for each."""
-        world, limits = self._world, self._world.options
-        endpoints = sum(len(holders) for holders in pool.holders.values())
-        before, pool.crowded = pool.crowded, ""
-        if len(models) > limits.max_model_services or endpoints > limits.max_model_endpoints:
-            pool.crowded = (
-                f"the pool has more than {limits.max_model_services} models or {limits.max_model_endpoints} endpoints, so "
-                f"its models have no Service each: call them at {naming.pool_service(key.name)}, or split the pool"
-            )
-        if pool.crowded != before:
-            for model in models:
-                world.enqueue(model_key(model.namespace, model.name), 0.0)
 
 
 def _token(last: Mapping[str, object]) -> dict[str, object]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 from helpers.reconcile_objects import MIB, Builder
 
@@ -12,6 +14,7 @@ from ballast_operator.api.weightbudget import WeightBudgetSpec, WeightBudgetStat
 from ballast_operator.reconcile.budget_facts import facts
 from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, in_pieces
 from ballast_operator.reconcile.budget_status import body, rounded
+from ballast_operator.reconcile.conditions import merge
 from ballast_operator.reconcile.pods import Trouble, Wanted
 from ballast_operator.reconcile.wishes import Rejection
 from ballast_operator.reconcile.workers import Worker
@@ -246,3 +249,25 @@ def test_definitions_of_another_release_are_said(build: Builder):
     now = situation(build.worker("a", state=state()), stale_definitions=["InferenceModel spec.batching.maxSize"])
     assert said(now)["Degraded"] == ("True", "UnknownField")
     assert "lack InferenceModel spec.batching.maxSize: apply crds/*.yaml" in facts(now)["Degraded"].message
+
+
+def test_a_new_leader_leaves_what_it_finds_until_every_worker_that_runs_has_reported(build: Builder):
+    heard, pending = build.worker("a", state=state(256, 256)), build.worker("b", heard=None)
+    before = situation(heard, build.worker("b", state=state()), replicas=2)
+    told = body(before) | {"shortfall": "1Gi"}
+    conditions = merge(facts(before), (), generation=1, now=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+    again = situation(heard, pending, replicas=2)
+    assert facts(again, conditions) == facts(before)
+    assert body(again, told) == told
+
+
+def test_what_was_never_said_is_not_kept(build: Builder):
+    now = situation(build.worker("a", heard=None), replicas=1)
+    assert facts(now, ())["Ready"].status == "False"
+    assert "device" not in body(now, {})
+
+
+def test_a_spec_that_is_refused_is_said_before_workers_are_heard(build: Builder):
+    now = situation(build.worker("a", heard=None), verdict=Rejection(Reason.INVALID_SPEC, "what"))
+    kept = [{"type": "Ready", "status": "True", "reason": "Ready", "message": ""}]
+    assert facts(now, kept)["Ready"].status == "False"
