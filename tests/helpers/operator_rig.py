@@ -416,7 +416,10 @@ class Rig:
                         else:
                             worker.terminate()
                     elif name not in self.workers and not pod.get("status", {}).get("podIP"):
-                        await self.run_pod(pod)
+                        try:
+                            await self.run_pod(pod)
+                        except (errors.NotFound, errors.Conflict):  # it was deleted meanwhile
+                            await self.end_pod(name)
             await self.mount()
             if self.collector:
                 await self.collect()
@@ -443,10 +446,14 @@ class Rig:
                 await asyncio.to_thread(operator.stop)
         finally:
             self._ending = True
-            if self._kubelet_task is not None:  # not cancelled: a call cut short leaves its TLS connection half closed
-                await self._kubelet_task
-            for worker in self.workers.values():
-                await worker.stop()
+            try:
+                if (
+                    self._kubelet_task is not None
+                ):  # not cancelled: a call cut short leaves its TLS connection half closed
+                    await self._kubelet_task
+            finally:
+                for worker in self.workers.values():
+                    await worker.stop()
 
 
 def _ready(ready: bool) -> dict[str, Any]:
