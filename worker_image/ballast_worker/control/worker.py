@@ -24,6 +24,7 @@ from ballast_contract.reasons import Reason
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.assignment import AssignedModel, Assignment, AssignmentError, AssignmentFile
 from ballast_worker.control.catalog import WorkerCatalog
+from ballast_worker.control.chores import Chores
 from ballast_worker.control.desk import Desk
 from ballast_worker.control.feed import Feed
 from ballast_worker.control.journal import CulpritJournal
@@ -50,8 +51,6 @@ EXIT_PLAN_ANEW: Final = 75
 _TICK_SECONDS: Final = 0.5
 _LINGER_SECONDS: Final = 5.0
 """A released worker passes calls on for so long at least, because clients learn of the move late."""
-_TEND_SECONDS: Final = 86400.0
-"""Between two looks at the executable store for what nobody uses any more."""
 _END_SECONDS: Final = 15.0
 """Before the end of the grace period, when admission stops whatever happened."""
 
@@ -110,8 +109,7 @@ class Worker:
         self._reserver = ThreadPoolExecutor(1, thread_name_prefix="reserve")
         self._reservation: Future[Parts] | None = None
         self._assigned = False
-        self._loads_at_compaction = 0
-        self._tend_at = 0.0
+        self._chores = Chores(config, self._lineup, workshop)
         self._drain_until: float | None = None
         self._released_at: float | None = None
         self._ended: int | None = None
@@ -242,7 +240,8 @@ class Worker:
                 self._become_ready(parts)
         elif self._condition.phase is Phase.READY:
             self._set_condition(Phase.READY, self._host_trouble(parts))
-            self._chores(parts, now)
+            self._chores.do(parts, now)
+            self._look_around(now)
         if self._ended is None and self._drained(now):
             self._finish()
 
@@ -330,21 +329,8 @@ class Worker:
             self._condition = condition
             self.feed.touch()
 
-    def _chores(self, parts: Parts, now: float) -> None:
-        """What a worker that serves does besides."""
-        if self._lineup.fresh and self._lineup.settled and self._lineup.handed_over:
-            # New models, at the start or later, are loaded ahead as far as memory is free; nothing is evicted for them.
-            self._lineup.fresh = False
-            parts.engine.post(parts.residency.fill_free)
-        interval = 0 if self._config.managed else self._config.compaction_interval
-        if interval and (loads := parts.residency.snapshot().loads) - self._loads_at_compaction >= interval:
-            self._loads_at_compaction = loads
-            parts.compact()
-        if now >= self._tend_at and self._lineup.settled:
-            # Once the models of the start have used theirs: a worker that ran for long would else sweep its own.
-            self._tend_at = now + _TEND_SECONDS
-            views = self._lineup.views.values()
-            self._workshop.tend(found for view in views for found in (view.built, view.serving) if found is not None)
+    def _look_around(self, now: float) -> None:
+        """Whether something else is to be served, or should be planned for."""
         known = {name: view.spec for name, view in self._lineup.views.items()}
         if self._folder is not None and (models := self._folder.poll(now, known)) is not None:
             self._accept(Assignment(models=models), {})
