@@ -48,7 +48,7 @@ class Dispatcher:
         reconcile: Reconcile,
         *,
         metrics: ClusterMetrics,
-        workers: int = 16,
+        workers: int = 32,
         spacing: Callable[[Key], float] = lambda _: 0.0,
         lane: Callable[[Key], int] = lambda _: 0,
         rng: random.Random | None = None,

@@ -114,8 +114,8 @@ class BudgetReconciler:
         await self._children(key, obj, pool)
         await gateway.tend(world, obj, pool, verdict.serving.gateway_ref)
         wanted = _wanted(obj, verdict, template)
-        timers = [placing.SAMPLE_SECONDS] if found or verdict.workers.replicas else []
         models = assigning.accepted(world, obj, pool)
+        timers = [placing.sample_seconds(len(models))] if found or verdict.workers.replicas else []
         timers += await self._pods(key, obj, pool, verdict, template, wanted, models)
         found = crew.members(world, obj)
         timers += await self._placement.run(key, obj, pool, verdict, models, found)

@@ -23,10 +23,15 @@ GATHER_SECONDS: Final = 10.0
 
 
 SAMPLE_SECONDS: Final = 15.0
-"""How often the workers' counters are looked at."""
+_SAMPLE_SECONDS_PER_MODEL: Final = 0.006
 
 _MEASURED_BYTES: Final = 16 << 20
 """Loads of smaller models say more about latency than about a rate."""
+
+
+def sample_seconds(models: int) -> float:
+    """How often the workers' counters are looked at: the less often the more models it takes time to look at."""
+    return max(SAMPLE_SECONDS, _SAMPLE_SECONDS_PER_MODEL * models)
 
 
 class Trigger(StrEnum):

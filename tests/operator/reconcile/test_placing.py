@@ -15,12 +15,14 @@ from ballast_operator.placement.demand import Demand
 from ballast_operator.reconcile.bundles import Bundle
 from ballast_operator.reconcile.placing import (
     GATHER_SECONDS,
+    SAMPLE_SECONDS,
     Situation,
     Trigger,
     capacities,
     demands,
     move_price,
     room,
+    sample_seconds,
     signature,
     trigger,
 )
@@ -177,3 +179,8 @@ def test_a_better_place_counts_until_the_next_repack(build: Builder):
     assert move_price(Crew([]), [busy], every_compute_seconds=300).horizon_seconds == pytest.approx(150.0)
     assert move_price(Crew([]), [busy], every_compute_seconds=2).horizon_seconds == pytest.approx(15.0)
     assert move_price(Crew([]), [found], every_compute_seconds=300).horizon_seconds == math.inf
+
+
+def test_a_large_pool_is_looked_at_less_often_when_nothing_happens():
+    assert sample_seconds(10) == sample_seconds(2000) == SAMPLE_SECONDS
+    assert sample_seconds(5000) == 30.0
