@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 
+import pytest
 from helpers.plain_bundles import packed_bytes
 
 from ballast_worker.bundle.errors import BundleError
@@ -111,6 +113,46 @@ def test_a_fill_that_fails_is_taken_over_by_one_who_waited(pool, bundle, read, m
     other.join(20)
     assert len(failures) == 1
     assert results == [packed_bytes(one)]
+
+
+def test_whoever_waits_can_give_up_although_the_filler_makes_no_progress(pool, bundle, monkeypatch):
+    """A worker that ends is not held up by a source that hangs in another one."""
+    now = [0.0]
+
+    def pause(seconds):
+        now[0] += max(seconds, 1.0)
+
+    store, one = pool(budget=32, clock=lambda: now[0], pause=pause), bundle("a", 8)
+    stuck, go = threading.Event(), threading.Event()
+
+    def hang(self, buffer, **options):
+        stuck.set()
+        go.wait(10)
+        raise BundleError("SourceChanged", "at last")
+
+    def first():
+        with contextlib.suppress(BundleError):
+            store.acquire(one, keep=False)
+
+    class EndingError(Exception):
+        pass
+
+    looks = []
+
+    def progress(done):
+        looks.append(done)
+        if len(looks) == 3:
+            raise EndingError
+
+    monkeypatch.setattr(WeightsFile, "read_into", hang)
+    filler = threading.Thread(target=first)
+    filler.start()
+    stuck.wait(10)
+    with pytest.raises(EndingError):
+        store.acquire(one, keep=False, progress=progress)
+    assert looks == [0, 0, 0]
+    go.set()
+    filler.join(20)
 
 
 def test_a_filler_without_progress_is_not_waited_for_for_ever(pool, bundle, read, monkeypatch):

@@ -159,16 +159,16 @@ def wait(
         slot: of the region.
         clock: monotonic seconds.
         pause: waits so many seconds.
-        progress: bytes that the filler has read so far.
+        progress: told at each look, bytes that the filler has read so far. What it raises ends the wait.
     """
     seen, since, interval = -1, clock(), FIRST_POLL_SECONDS
     with directory.locks() as locks:
         while not locks.try_shared(entry_byte(slot)):
             done, _ = directory.table.marks(slot)
+            if progress is not None:
+                progress(done)
             if done != seen:
                 seen, since = done, clock()
-                if progress is not None:
-                    progress(done)
             elif clock() - since > STALLED_SECONDS:
                 return False
             pause(interval)
