@@ -20,6 +20,8 @@ from ballast_operator.cluster.resources import LEASES
 logger = logging.getLogger(__name__)
 
 _CALL_SECONDS = RENEW_SECONDS / 2
+_LATE_SECONDS = 1.0
+"""A renewal that takes longer finds an API server with more to do than it can: our other writes wait for it then."""
 
 
 class LeaseKeeper:
@@ -54,6 +56,7 @@ class LeaseKeeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._poke: asyncio.Event | None = None
         self._stopping = False
+        self._renewing_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self.acquired = threading.Event()
 
@@ -65,6 +68,12 @@ class LeaseKeeper:
     def leads(self) -> bool:
         """Whether nobody else can lead now. Any thread may ask, also one that was stopped and finds itself going on."""
         return self._elector.leading and not self._elector.lost()
+
+    @property
+    def late(self) -> bool:
+        """Whether a renewal is being waited for that should have come by now. Any thread may ask."""
+        since = self._renewing_since
+        return since is not None and time.monotonic() - since > _LATE_SECONDS
 
     def start(self) -> None:
         """Begin to compete for the Lease."""
@@ -139,6 +148,7 @@ class LeaseKeeper:
                 if write is None:
                     return
                 started = time.monotonic()
+                self._renewing_since = started if self._elector.leading else None
                 act = client.create if write.create else client.replace
                 lease = await act(LEASES, write.body, priority=Priority.FENCING)
         except (errors.Conflict, errors.AlreadyExists, errors.NotFound):
@@ -147,6 +157,8 @@ class LeaseKeeper:
             logger.warning("Lease %s/%s: %s", self._namespace, self._name, error or "no answer")
         else:
             self._elector.written(write, lease, started=started)
+        finally:
+            self._renewing_since = None
 
     async def _look(self, client: Client) -> None:
         try:

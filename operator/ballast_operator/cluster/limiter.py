@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from enum import IntEnum
 
 _TICK_SECONDS = 0.001  # a wait that rounding makes infinitely small would never pass
+_HELD_SECONDS = 0.05
 
 
 class Priority(IntEnum):
@@ -26,7 +27,10 @@ class Priority(IntEnum):
 
 
 class TokenBucket:
-    """At most `burst` writes at once and `rate` a second after that; waiting callers go by priority, then by age."""
+    """At most `burst` writes at once and `rate` a second after that; waiting callers go by priority, then by age.
+
+    While `held` answers true, only those of the highest priority go.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,9 @@ class TokenBucket:
         burst: int,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        held: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._held = held
         self._rate = rate
         self._burst = float(burst)
         self._tokens = float(burst)
@@ -54,7 +60,7 @@ class TokenBucket:
     async def acquire(self, priority: Priority = Priority.NORMAL) -> None:
         """Take one token, waiting behind callers of a higher or equal priority."""
         self._fill()
-        if not self._waiting and self._tokens >= 1:
+        if not self._waiting and self._tokens >= 1 and not self._holds(priority):
             self._tokens -= 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,6 +68,9 @@ class TokenBucket:
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._serve(), name="token-bucket")
         await turn
+
+    def _holds(self, priority: int) -> bool:
+        return priority > Priority.FENCING and self._held()
 
     def _fill(self) -> None:
         now = self._clock()
@@ -73,6 +82,9 @@ class TokenBucket:
             self._fill()
             if self._tokens < 1:
                 await self._sleep(max(_TICK_SECONDS, (1 - self._tokens) / self._rate))
+                continue
+            if self._holds(self._waiting[0][0]):
+                await self._sleep(_HELD_SECONDS)
                 continue
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():  # a cancelled caller takes no token

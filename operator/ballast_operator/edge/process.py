@@ -279,7 +279,7 @@ class Process:
 
     async def _connect(self, may_write: Callable[[], bool] = lambda: True) -> Client:
         rate = self._arguments.writes_per_second
-        writes = TokenBucket(rate=rate, burst=max(1, int(rate)), clock=time.monotonic)
+        writes = TokenBucket(rate=rate, burst=max(1, int(rate)), clock=time.monotonic, held=lambda: self._keeper.late)
         access = await self._access()
         return Client(access, metrics=self._cluster_metrics, writes=writes, may_write=may_write)
 

@@ -67,3 +67,25 @@ async def test_a_cancelled_caller_takes_no_token():
     await asyncio.gather(gone, return_exceptions=True)
     await limiter.acquire()
     assert round(time.now, 6) == 0.1
+
+
+async def test_only_the_most_urgent_go_while_the_bucket_is_held():
+    time, held = Time(), True
+    limiter = TokenBucket(rate=10, burst=9, clock=lambda: time.now, sleep=time.sleep, held=lambda: held)
+    await limiter.acquire(Priority.FENCING)
+    order: list[str] = []
+
+    async def caller(name: str, priority: Priority) -> None:
+        await limiter.acquire(priority)
+        order.append(name)
+
+    waiting = [
+        asyncio.create_task(caller(name, priority))
+        for name, priority in (("figures", Priority.FIGURES), ("ready", Priority.READY), ("fencing", Priority.FENCING))
+    ]
+    while len(time.slept) < 5:  # noqa: ASYNC110 - sleeping is what is counted
+        await asyncio.sleep(0)
+    assert order == ["fencing"]
+    held = False
+    await asyncio.gather(*waiting)
+    assert order == ["fencing", "ready", "figures"]
