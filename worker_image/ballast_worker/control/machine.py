@@ -51,6 +51,7 @@ class Machine:
         self._used_at: float | None = None
         self._facts = DeviceFacts(kind=config.backend, name="")
         self._touched = False
+        self._pool_bytes: int | None = None  # of XLA's pool, which a process takes once and never gives back
         self.budget = Budget(0, "the device cannot be used", "unset")
         self.context = CONTEXT_BYTES[config.backend]
         self.fault: Failure | None = None
@@ -107,6 +108,12 @@ class Machine:
             self._used, self._used_at = driver_used(self._facts), now
         return self._used
 
+    def can_reserve(self, plan: Plan) -> bool:
+        """Whether this process can take what a plan says: after one whose reservation has failed, only with a pool of the
+        same size.
+        """
+        return self._pool_bytes in (None, pool_bytes(plan, self._config.device.allocator))
+
     def reserve(
         self,
         plan: Plan,
@@ -125,8 +132,8 @@ class Machine:
         if config.backend == "cuda" and self._facts.total_bytes:
             # Read when JAX's client is made, which is when the backend's device is asked for first.
             os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true"
-            pool = pool_bytes(plan, config.device.allocator)
-            os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{pool / self._facts.total_bytes:.9f}"
+            self._pool_bytes = pool_bytes(plan, config.device.allocator)
+            os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{self._pool_bytes / self._facts.total_bytes:.9f}"
         return reserve(
             config,
             plan,

@@ -257,6 +257,9 @@ class Worker:
         match self._planner.consider(self._lineup, now):
             case Failure() as failure:
                 self._refuse(failure)
+            case Accepted(plan) if not self._machine.can_reserve(plan):
+                _log.info("XLA has taken a pool for a plan that failed, and this one wants another: starting again")
+                self._finish(EXIT_PLAN_ANEW)
             case Accepted(plan, host_bytes):
                 self._set_condition(Phase.STARTING, message="reserving memory and running each program once")
                 self._reservation = self._reserver.submit(
