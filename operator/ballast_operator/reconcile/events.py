@@ -43,6 +43,7 @@ class Events:
         self._said: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_PARALLEL)
+        self._dropping = False
 
     def post(self, about: Object, kind: str, severity: Severity, reason: Reason, action: str, note: str) -> None:
         """Say something about an object, unless the same was said of it in the last ten minutes.
@@ -65,8 +66,11 @@ class Events:
         while len(self._said) > _REMEMBERED:
             self._said.popitem(last=False)
         if len(self._tasks) >= _PENDING:
-            logger.warning("too many Events wait; not posted: %s %s: %s", kind, about["metadata"]["name"], note)
+            if not self._dropping:
+                logger.warning("%d Events wait to be posted: those that come meanwhile are not", _PENDING)
+            self._dropping = True
             return
+        self._dropping = self._dropping and len(self._tasks) > _PENDING // 2
         body = self._body(about, kind, severity, reason, action, note)
         task = asyncio.create_task(self._post(body), name="event")
         self._tasks.add(task)
