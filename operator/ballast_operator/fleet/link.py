@@ -198,10 +198,9 @@ class Link:
     async def _listen(self) -> None:
         attempt = 0
         while True:
+            heard_at = self.view.heard_at
             try:
-                async for message in self._messages():
-                    attempt = 0
-                    self._take(message)
+                await self._follow()
             except (grpc.aio.AioRpcError, TimeoutError, OutOfOrder) as error:
                 details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 logger.debug("worker %s: stream ended: %s", self.member.name, details or type(error).__name__)
@@ -212,20 +211,21 @@ class Link:
             self._connected, self.view.authorities = False, ""
             if self._identity() is not self._shown:
                 self._replace_channel()
+            attempt = 0 if self.view.heard_at != heard_at else attempt
             pause = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
             attempt += 1
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
 
-    async def _messages(self) -> Any:
+    async def _follow(self) -> None:
+        """Take messages until the stream ends. Most are heartbeats, one a second of each worker: they should cost little."""
+        loop, limit = asyncio.get_running_loop(), self.view.limit
         resume = (self.view.instance_id, self.view.sequence) if self.view.sequence else ("", 0)
         call = self._stub.Watch(pb.WatchRequest(epoch=self._epoch(), instance_id=resume[0], sequence=resume[1]))
         try:
-            while True:
-                async with asyncio.timeout(self.view.limit):
-                    message = await call.read()
-                if message is grpc.aio.EOF:
-                    return
-                yield message
+            async with asyncio.timeout(limit) as patience:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    patience.reschedule(loop.time() + limit)
+                    self._take(message)
         finally:
             call.cancel()
 
