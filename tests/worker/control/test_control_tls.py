@@ -17,6 +17,7 @@ from ballast_contract.v1 import control_pb2 as pb
 from ballast_contract.v1 import control_pb2_grpc
 from ballast_operator.fleet.authority import Signer
 from ballast_worker.control.certificates import Certificates
+from ballast_worker.control.process import WorkerProcess
 from ballast_worker.control.refusals import Refusals, Refused
 
 
@@ -173,6 +174,15 @@ def test_damaged_certificates_leave_the_ones_before_in_force(worker, signer, dir
 def test_a_directory_without_certificates_is_named(tmp_path):
     with pytest.raises(OSError, match=r"control.tlsDirectory '.*nowhere': no usable ca.crt, tls.crt and tls.key"):
         Certificates(tmp_path / "nowhere")
+
+
+def test_a_temporary_directory_too_deep_for_a_socket_is_named(config_for, directory, tmp_path, monkeypatch):
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(OSError, match=rf"unix:{deep}/control-.* cannot be listened on"):
+        WorkerProcess(config_for(managed=True, control={"tls_directory": str(directory)}))
+    assert list(deep.iterdir()) == []
 
 
 def test_without_certificates_the_service_listens_on_loopback_only(config_for, start):

@@ -28,7 +28,7 @@ class ControlServer:
     leaves the worker.
 
     Raises:
-        OSError: the port cannot be had.
+        OSError: the port cannot be had, or the path of the temporary directory is too long for a socket.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ControlServer:
         add_to(self._server, service)
         self._front = contextlib.ExitStack()
         if certificates is None:
-            self.port = self._listen_on_loopback(config.serving.control_port)
+            self.port = self._listen(f"127.0.0.1:{config.serving.control_port}")
             self._server.start()
             return
         with contextlib.ExitStack() as undo:
@@ -57,7 +57,7 @@ class ControlServer:
             undo.callback(listening.close)
             # Short, since a UNIX socket's path may have 107 characters at most, and only this user may enter it.
             backend = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="control-"))) / "grpc"
-            self._server.add_insecure_port(f"unix:{backend}")
+            self._listen(f"unix:{backend}")
             self._server.start()
             self.port = int(listening.getsockname()[1])
             undo.callback(TlsFront(listening, certificates, refusals, backend=backend).stop)
@@ -69,11 +69,11 @@ class ControlServer:
         self._front.close()
         self._pool.shutdown()
 
-    def _listen_on_loopback(self, port: int) -> int:
+    def _listen(self, address: str) -> int:
         try:
-            return int(self._server.add_insecure_port(f"127.0.0.1:{port}"))
+            return int(self._server.add_insecure_port(address))
         except RuntimeError as error:
-            raise OSError(f"serving.controlPort: 127.0.0.1:{port} cannot be listened on: {error}") from error
+            raise OSError(f"serving.controlPort: {address} cannot be listened on: {error}") from error
 
 
 def _bound(host: str, port: int) -> socket.socket:
