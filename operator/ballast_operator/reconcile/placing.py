@@ -23,7 +23,7 @@ GATHER_SECONDS: Final = 10.0
 
 
 SAMPLE_SECONDS: Final = 15.0
-_SAMPLE_SECONDS_PER_MODEL: Final = 0.006
+_SAMPLE_SECONDS_PER_MODEL: Final = 0.012
 
 _MEASURED_BYTES: Final = 16 << 20
 """Loads of smaller models say more about latency than about a rate."""
