@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import statistics
 import tempfile
@@ -107,7 +108,7 @@ async def _pools_up(options: argparse.Namespace, here: Ground, subject: Subject)
 
 async def _place(options: argparse.Namespace, here: Ground, subject: Subject, watch: ModelWatch) -> dict[str, Any]:
     await _quiet(subject)
-    before, cpu = await _scrape(subject), subject.cpu_seconds()
+    before, cpu, load = await _scrape(subject), subject.cpu_seconds(), os.getloadavg()[0]
     progress(f"{options.models} models are created")
     started = time.monotonic()
     bodies = [_model(n, options.pools) for n in range(options.models)]
@@ -126,6 +127,7 @@ async def _place(options: argparse.Namespace, here: Ground, subject: Subject, wa
         "models": options.models,
         "workers": options.workers,
         "pools": options.pools,
+        "load_average_before": round(load, 1),
         "created_seconds": round(created, 2),
         "placed_seconds": round(placed - started, 2),
         "ready_seconds": round(ready - started, 2),
