@@ -77,20 +77,19 @@ def start_cluster(say: Say) -> None:
     _stream(say, str(CLUSTER), "up", "--nodes", "2", "--gpus", "4")
 
 
-def install(kube: Kube, refs: Images, *, values: Sequence[str] = ()) -> None:
-    """Install or upgrade the chart with Helm and wait for the operator."""
+def install(kube: Kube, refs: Images, *, replicas: int = 1) -> None:
+    """Install or upgrade the chart with Helm and wait for so many operators, of which one leads."""
     repository = {name: ref.rpartition(":") for name, ref in (("worker", refs.worker), ("operator", refs.operator))}
     sets = [
         f"image.repository={repository['operator'][0]}",
         f"image.tag={repository['operator'][2]}",
         f"worker.image.repository={repository['worker'][0]}",
         f"worker.image.tag={repository['worker'][2]}",
-        *values,
     ]
     arguments = [part for value in sets for part in ("--set-string", value)]
     kube.run(
         "helm", "upgrade", "--install", "ballast", str(ROOT / "charts" / "ballast"), "--namespace", SYSTEM,
-        "--create-namespace", *arguments, "--wait", "--timeout", "180s",
+        "--create-namespace", *arguments, "--set", f"replicas={replicas}", "--wait", "--timeout", "180s",
     )  # fmt: skip
 
 

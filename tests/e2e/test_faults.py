@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of everything around the workers: what the status says stays true, what can be answered is answered, and all is
+right again by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from helpers.cluster_faults import kill, main_process, storm
+from helpers.fault_scene import (
+    FACTORS,
+    MODELS,
+    NAMESPACE,
+    OF_OPERATORS,
+    STORE,
+    WORKERS,
+    Scene,
+    budget,
+    failures,
+    holds,
+    model,
+    restarts,
+    uids,
+    under_load,
+)
+from helpers.small_bundles import pack_small
+
+from ballast_operator.cluster import resources
+from e2e.cluster.settings import Settings
+from e2e.demo import steps
+from e2e.demo.kube import StepError, condition, local_environment
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+LEFT = "ballast-faults-left"
+
+FOLLOWED_SECONDS = 15
+"""From the death of a leader to its follower."""
+RIGHT_AGAIN_SECONDS = 90
+"""From the return of the API server."""
+AWAY_SECONDS = 180
+UNPLUGGED = 2
+"""The number of the node that is lost; this machine reaches Services by the first."""
+UNPLUGGED_SECONDS = 50
+"""Before the API server's return."""
+STOPPED_SECONDS = 40
+DELETED_SECONDS = 30
+HEARD_SECONDS = 10
+"""How long the status may be wrong under a live leader, and when the leader died too."""
+LEADERLESS_SECONDS = 25
+LAG_SECONDS = 2
+"""From a decision to the status."""
+EVENTS = 1000
+
+
+@pytest.fixture(scope="module")
+def pool(kube, images):
+    """Three workers with six small models."""
+    steps.install(kube, images, replicas=2)
+    steps.prepare_namespace(kube, images, namespace=NAMESPACE)
+    for name, factor in FACTORS.items():
+        path = steps.MODELS / STORE / name
+        if not path.exists():
+            pack_small(path, mebibytes=4, factor=factor, name="small")
+    found = Scene(kube)
+    found.apply(budget("default", replicas=WORKERS), *map(model, FACTORS))
+    found.settled(seconds=240)
+    yield found
+    steps.remove_namespace(kube, namespace=NAMESPACE)
+
+
+@pytest.fixture
+def scene(pool):
+    """The pool at rest, under two operators that were not restarted yet: the kubelet waits before it restarts again."""
+    pool.kube.kubectl("delete", "pods", "-n", steps.SYSTEM, "-l", OF_OPERATORS, "--timeout=60s")
+    pool.kube.kubectl("rollout", "status", "deployment/ballast", "-n", steps.SYSTEM, "--timeout=90s")
+    pool.kube.wait_for("one of them leads", pool.leader, seconds=60)
+    pool.settled()
+    return pool
+
+
+def test_what_is_edited_by_force_comes_back_while_a_leader_is_stopped_and_another_leads(scene):
+    """The one that was stopped ends when it goes on, and leads nobody."""
+    kube, pods = scene.kube, scene.settled()
+    before, leader = scene.lease(), scene.leader()
+    with under_load(scene, limit=HEARD_SECONDS + LAG_SECONDS) as client:
+        client.phase = "leader stopped"
+        os.kill(main_process(leader, "ballast-operator"), signal.SIGSTOP)
+        stopped = time.monotonic()
+        wall = time.time()
+        after = scene.followed(before)
+        assert dt.datetime.fromisoformat(after["acquireTime"]).timestamp() <= wall + FOLLOWED_SECONDS
+        assert after["leaseTransitions"] == before["leaseTransitions"] + 1
+        client.phase = "edited by force"
+        edit_by_force(scene)
+        client.phase = "storm"
+        blow(scene)
+        client.phase = "worker killed"
+        victim = scene.workers()[min(holds(scene.models()["m0"]))]
+        kill(main_process(victim, "ballast-worker"))
+        kube.wait_for(
+            "its container starts again",
+            lambda: restarts(scene.workers()[victim["metadata"]["name"]]) > restarts(victim),
+            seconds=60,
+        )
+        scene.settled()
+        client.phase = "leader goes on"
+        time.sleep(
+            max(0.0, stopped + STOPPED_SECONDS - time.monotonic())
+        )  # so long is a leader stopped: that is the fault
+        with contextlib.suppress(LookupError):  # the kubelet was quicker, since it did not answer its probe
+            os.kill(main_process(leader, "ballast-operator"), signal.SIGCONT)
+        name = leader["metadata"]["name"]
+        kube.wait_for(
+            "the stopped leader has ended", lambda: restarts(scene.operators()[name]) > restarts(leader), seconds=60
+        )
+        scene.settled()
+    assert not failures(client, but={"worker killed"})
+    now = scene.lease()
+    assert (now["holderIdentity"], now["leaseTransitions"]) == (after["holderIdentity"], after["leaseTransitions"])
+    assert uids(scene.workers()) == uids(pods)
+
+
+def edit_by_force(scene):
+    """Spoil status, endpoints and Services, and wait until each is as it was."""
+    kube = scene.kube
+    good = scene.models()["m1"]["status"]
+    spoilt = {
+        "status": {"readyReplicas": 77, "conditions": [{**condition({"status": good}, "Ready"), "status": "False"}]}
+    }
+    kube.kubectl(
+        "patch", MODELS, "m1", "-n", NAMESPACE, "--subresource=status", "--type=merge", "-p", json.dumps(spoilt)
+    )
+    slices = ("endpointslices", "-n", NAMESPACE, "-l", "ballast.dev/model")
+
+    def endpoints():
+        return {
+            s["metadata"]["name"]: [e["targetRef"]["uid"] for e in s.get("endpoints") or ()]
+            for s in kube.get(*slices)["items"]
+        }
+
+    were = endpoints()
+    scene.kubectl("delete", "endpointslice", "m2-ipv4", "--wait=false")
+    scene.kubectl("patch", "endpointslice", "m3-ipv4", "--type=merge", "-p", '{"endpoints": []}')
+    scene.kubectl("delete", "service", "default-pool", "--wait=false")
+    scene.kubectl("delete", "poddisruptionbudget", "default", "--wait=false")
+
+    def wrong():
+        status = scene.models()["m1"]["status"]
+        kept = "replicas", "readyReplicas", "assignment", "workers"
+        found = [key for key in kept if status.get(key) != good.get(key)]
+        found += [n for n, e in were.items() if endpoints().get(n) != e]
+        found += [
+            c["type"] for c in status["conditions"] if c["status"] != condition({"status": good}, c["type"])["status"]
+        ]
+        found += {"service/default-pool", "poddisruptionbudget.policy/default"} - set(
+            scene.kubectl("get", "services,poddisruptionbudgets", "-o", "name").split()
+        )
+        return found
+
+    try:
+        kube.wait_for("what was edited is as it was", lambda: not wrong(), seconds=30)
+    except StepError as error:
+        raise AssertionError(f"still edited: {wrong()}") from error
+
+
+def blow(scene):
+    """A storm of events, in the middle of which a model is made, and served."""
+    workers = [(resources.PODS, name) for name in scene.workers()]
+    models = [(resources.MODELS, name) for name in FACTORS]
+    slices = [(resources.ENDPOINT_SLICES, f"{name}-ipv4") for name in FACTORS]
+    kubeconfig = Path(local_environment()["KUBECONFIG"])
+    asyncio.run(storm(kubeconfig, NAMESPACE, [*workers, *models, *slices], events=EVENTS))
+    scene.apply(model("late", bundle="m0"))
+    scene.kube.wait_for(
+        "a model of after the storm is Ready",
+        lambda: condition(scene.models()["late"], "Ready").get("status") == "True",
+        seconds=60,
+    )
+    scene.kubectl("delete", MODELS, "late", "--timeout=30s")
+
+
+def test_operators_and_workers_that_are_killed_at_once_come_back_with_what_they_held(scene):
+    pods, operators = scene.settled(), scene.operators()
+    assigned = {name: holds(each) for name, each in scene.models().items()}
+    with under_load(scene, limit=LEADERLESS_SECONDS + LAG_SECONDS) as client:
+        client.phase = "all killed"
+        kill(
+            *(main_process(pod, "ballast-operator") for pod in operators.values()),
+            *(main_process(pod, "ballast-worker") for pod in pods.values()),
+        )
+        scene.kube.wait_for(
+            "every worker has started again",
+            lambda: all(restarts(pod) > restarts(pods[name]) for name, pod in scene.workers().items()),
+            seconds=60,
+        )
+        scene.settled()
+        client.phase = "after it"
+        scene.settled()
+    assert not failures(client, but={"all killed"})
+    assert uids(scene.workers()) == uids(pods)
+    assert {name: holds(each) for name, each in scene.models().items()} == assigned
+
+
+def test_an_api_server_that_was_away_and_a_node_lost_meanwhile_cost_no_restart_and_what_the_node_served_moves(scene):
+    """The operators start without it, and the store forgets what they had seen."""
+    kube, machine = scene.kube, scene.machine
+    lost = Settings.from_environment().node_name(UNPLUGGED)
+    scene.apply(
+        budget("stray", replicas=1, nodeSelector={"kubernetes.io/hostname": lost}),
+        model("stray", bundle="m0", of="stray"),
+    )
+    pods = scene.settled()
+    gone = {name for name, pod in pods.items() if pod["spec"]["nodeName"] == lost}
+    assert pods.keys() > gone > set()
+    stranded = {name for name in FACTORS if holds(scene.models()[name]) & gone}
+    near = next(pod for pod in scene.operators().values() if pod["spec"]["nodeName"] != lost)
+    with under_load(scene, limit=RIGHT_AGAIN_SECONDS) as client:
+        client.phase = "API away"
+        away = time.monotonic()
+        machine.stop_api_server()
+        machine.compact()
+        kill(main_process(near, "ballast-operator"))
+        time.sleep(AWAY_SECONDS - UNPLUGGED_SECONDS)  # how long it is away is the fault
+        unplugged = time.monotonic()
+        with machine.unplugged(UNPLUGGED):
+            client.phase = "node lost too"
+            time.sleep(max(0.0, away + AWAY_SECONDS - time.monotonic()))
+            waiting = main_process(near, "ballast-operator")
+            machine.start_api_server()
+            back = time.monotonic()
+            client.phase = "API back"
+            kube.wait_for(
+                "every model is Ready elsewhere", lambda: scene.served_without(gone), seconds=RIGHT_AGAIN_SECONDS
+            )
+            print(json.dumps({"seconds_until_right_again": round(time.monotonic() - back, 1)}))
+            assert main_process(near, "ballast-operator") == waiting
+            client.phase = "pods replaced"  # when Kubernetes has given the node up
+            replaced = scene.settled(but=gone, seconds=150)
+            scene.kubectl("delete", f"{MODELS},weightbudgets.ballast.dev", "stray", f"--timeout={DELETED_SECONDS}s")
+        client.phase = "node back"
+        kube.wait_for("the pods of the lost node are gone", lambda: not gone & scene.workers().keys(), seconds=90)
+        assert uids(scene.settled()) == uids(replaced)
+
+    def excused(sample):
+        """Of what the node served; a gRPC channel without keepalive does not find out that its connection leads nowhere."""
+        if sample.stream.target.model not in stranded or sample.ended < unplugged:
+            return False
+        return sample.due < back + RIGHT_AGAIN_SECONDS or sample.stream.protocol == "grpc"
+
+    failed = [s for s in client.samples if s.failure and not excused(s)]
+    assert not failed, [(s.phase, s.stream.target.model, s.stream.protocol, s.failure) for s in failed[:20]]
+
+
+def test_uninstalling_runs_its_hook_and_leaves_models_served_and_no_namespace_that_cannot_be_deleted(scene, images):
+    kube = scene.kube
+    kube.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEFT}}))
+    for obj in (budget("default", replicas=1), model("never-loaded")):
+        kube.apply(json.dumps(obj), "-n", LEFT)
+
+    def kept():
+        """Finalizers of all budgets of both namespaces."""
+        budgets = [b for n in (NAMESPACE, LEFT) for b in kube.get("weightbudgets.ballast.dev", "-n", n)["items"]]
+        return [b["metadata"].get("finalizers", []) for b in budgets]
+
+    kube.wait_for("the operator holds the budgets", lambda: all(kept()), seconds=30)
+    try:
+        with under_load(scene, limit=HEARD_SECONDS + LAG_SECONDS) as client:
+            client.phase = "uninstalled"
+            kube.run("helm", "uninstall", "ballast", "--namespace", steps.SYSTEM, "--wait", "--timeout", "120s")
+            assert not any(kept())
+            assert not scene.operators()
+            kube.kubectl("delete", "namespace", LEFT, f"--timeout={DELETED_SECONDS}s")
+        assert not failures(client)
+    finally:
+        steps.install(kube, images, replicas=2)
