@@ -83,7 +83,7 @@ def scene(pool):
     """The pool at rest, under two operators that were not restarted yet: the kubelet waits before it restarts again."""
     pool.kube.kubectl("delete", "pods", "-n", steps.SYSTEM, "-l", OF_OPERATORS, "--timeout=60s")
     pool.kube.kubectl("rollout", "status", "deployment/ballast", "-n", steps.SYSTEM, "--timeout=90s")
-    pool.kube.wait_for("one of them leads", pool.leader, seconds=60)
+    pool.kube.wait_for("one of them leads", pool.leader, seconds=90)
     pool.settled()
     return pool
 
@@ -268,8 +268,9 @@ def test_uninstalling_runs_its_hook_and_leaves_models_served_and_no_namespace_th
         kube.apply(json.dumps(obj), "-n", LEFT)
 
     def kept():
-        """Finalizers of all budgets of both namespaces."""
-        budgets = [b for n in (NAMESPACE, LEFT) for b in kube.get("weightbudgets.ballast.dev", "-n", n)["items"]]
+        """Finalizers of each budget of both namespaces."""
+        found = kube.get("weightbudgets.ballast.dev", "--all-namespaces")["items"]
+        budgets = [b for b in found if b["metadata"]["namespace"] in (NAMESPACE, LEFT)]
         return [b["metadata"].get("finalizers", []) for b in budgets]
 
     kube.wait_for("the operator holds the budgets", lambda: all(kept()), seconds=30)
@@ -278,8 +279,10 @@ def test_uninstalling_runs_its_hook_and_leaves_models_served_and_no_namespace_th
             client.phase = "uninstalled"
             kube.run("helm", "uninstall", "ballast", "--namespace", steps.SYSTEM, "--wait", "--timeout", "120s")
             assert not any(kept())
-            assert not scene.operators()
+            kube.wait_for("every operator has ended", lambda: not scene.operators(), seconds=60)
             kube.kubectl("delete", "namespace", LEFT, f"--timeout={DELETED_SECONDS}s")
+            assert not any(kept())
         assert not failures(client)
     finally:
         steps.install(kube, images, replicas=2)
+        kube.kubectl("delete", "namespace", LEFT, "--ignore-not-found", "--timeout=60s")
