@@ -47,8 +47,12 @@ async def test_every_right_is_used_and_every_call_has_its_right(
     for resource, name in ((SERVICES, "minilm"), (DISRUPTION_BUDGETS, "default"), (CONFIG_MAPS, "default-demand")):
         await pool.delete(resource, name)
     await until_used(server, pool, "endpointslices", "get")
-    message = await pool.until_condition(MODELS, "minilm", "Ready", "False", "ServiceConflict")
-    assert "EndpointSlice 'minilm-ipv4' exists and was not made by Ballast" in message
+
+    async def the_slice_is_named() -> bool:  # the call comes before the status that tells of it
+        message = await pool.until_condition(MODELS, "minilm", "Ready", "False", "ServiceConflict")
+        return "EndpointSlice 'minilm-ipv4' exists and was not made by Ballast" in message
+
+    await pool.until(the_slice_is_named)
     await pool.delete(ENDPOINT_SLICES, "minilm-ipv4")
     await pool.annotate(MODELS, "minilm", note="somebody looks")
     await pool.until_condition(MODELS, "minilm", "Ready", "True")

@@ -129,6 +129,7 @@ class Cluster:
         self.epochs = itertools.count(1)
         self.kubelets_look = True
         self.served_at: dict[str, float] = {}
+        self.unwanted_at: dict[str, float] = {}
         self.refused, self.refused_at = 0, -1000.0
         self.wrong: list[str] = []
         self._addresses = itertools.count(1)
@@ -201,6 +202,8 @@ class Cluster:
         model, budget = self.api.find(MODELS, NAMESPACE, name), self.api.find(BUDGETS, NAMESPACE, BUDGET)
         if model is None or budget is None or model["spec"]["replicas"] == 0:
             return
+        if self.loop.time() - self.unwanted_at.get(name, -1000.0) <= STEP:  # it was decided when nobody wanted it
+            return
         kept = uids(after)
         if any(uid in self.workers and self.workers[uid].answers(name) for uid in kept):
             return
@@ -256,6 +259,8 @@ class Faults(RuleBasedStateMachine):
         source = {"uri": f"file:///models/{name}"}
         spec = {"budgetRef": {"name": BUDGET}, "source": source, "residency": residency, "replicas": replicas}
         self.api.put(MODELS, {"metadata": {"namespace": NAMESPACE, "name": name}, "spec": spec})
+        if replicas == 0:
+            self.cluster.unwanted_at[name] = self.loop.time()
 
     def pick(self, index: int) -> MemoryWorker | None:
         workers = self.cluster.live()
