@@ -12,22 +12,28 @@ from e2e.demo.kube import Kube, StepError
 POD = "client"
 
 _SCRIPT = """
-import json, sys, time, urllib.error, urllib.request
+import http.client, json, sys, time, urllib.parse
 for line in sys.stdin:
     call = json.loads(line)
+    url = urllib.parse.urlsplit(call["url"])
     body = None if call["body"] is None else json.dumps(call["body"]).encode()
     for attempt in range(20):
-        request = urllib.request.Request(call["url"], body, {"Content-Type": "application/json"})
         started = time.monotonic()
+        # A node may not route to a Service that is seconds old: then the connection would wait for two minutes.
+        connection = http.client.HTTPConnection(url.hostname, url.port or 80, timeout=2)
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                status, text = answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            status, text = error.code, error.read().decode()
-        except OSError as error:  # a Service that is seconds old
+            connection.connect()
+            connection.sock.settimeout(120)
+            headers = {"Content-Type": "application/json"}
+            connection.request("GET" if body is None else "POST", url.path, body, headers)
+            answer = connection.getresponse()
+            status, text = answer.status, answer.read().decode()
+        except (OSError, http.client.HTTPException) as error:
             status, text = 0, str(error)
             time.sleep(0.5)
             continue
+        finally:
+            connection.close()
         break
     print(json.dumps({"status": status, "text": text, "seconds": time.monotonic() - started}), flush=True)
 """
