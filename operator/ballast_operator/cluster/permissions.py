@@ -71,5 +71,7 @@ PERMISSIONS: Final = (
 `finalizers` and `endpointslices/restricted` are asked for by OpenShift and by clusters with the
 OwnerReferencesPermissionEnforcement plugin; elsewhere they are not needed and harmless."""
 
-OPTIONAL: Final = frozenset({"endpointslices/restricted", "inferencemodels/finalizers", "weightbudgets/finalizers", "httproutes"})
+OPTIONAL: Final = frozenset(
+    {"endpointslices/restricted", "inferencemodels/finalizers", "weightbudgets/finalizers", "httproutes"}
+)
 """Resources whose absence the start does not complain about."""
