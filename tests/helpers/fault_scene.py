@@ -110,7 +110,7 @@ class Scene:
             if len(pods) != WORKERS or any(condition(p, "Ready").get("status") != "True" for p in pods.values()):
                 return None
             for each in (self.models()[name] for name in FACTORS):
-                held = {w["name"] for w in each["status"].get("workers", ())}
+                held = {w["name"] for w in each["status"].get("workers", ())} - but
                 right = held == set(each["status"]["assignment"]["workers"]) <= pods.keys()
                 if condition(each, "Ready").get("status") != "True" or not right:
                     return None
