@@ -25,6 +25,10 @@ demo-down: ## remove everything that `make demo` brought up
 test: setup ## every check and test; PARTS="static unit" for some
 	$(PYTHON) tests/run_all.py $(PARTS)
 
+.PHONY: test-outage
+test-outage: setup ## an API server that is away for minutes and a node that is lost, in the real cluster
+	$(PYTHON) tests/run_all.py outage
+
 .PHONY: test-gpu
 test-gpu: ## what needs an NVIDIA GPU; GPU_MODELS=DIR names sample bundles. One process a file: each wants the device alone
 	set -e; for file in tests/gpu/test_*.py; do python3 -m pytest -m gpu $$file; done

@@ -3,10 +3,11 @@
 """Run every part of the test suite, one after another, and say at the end what passed, failed and could not run.
 
 Static checks run side by side first; then the unit tests on every core; then what needs a real API server; then what
-needs the real cluster, which is started for it and stopped afterwards unless it ran before.
+needs the real cluster, which is started for it and stopped afterwards unless it ran before. The part `outage` waits for
+minutes for what a cluster does about lost nodes, and only runs when it is asked for.
 
 Examples:
-    tests/run_all.py                 everything
+    tests/run_all.py                 everything but the outage
     tests/run_all.py static unit     two parts
 """
 
@@ -34,8 +35,10 @@ STATIC = {
 PYTEST = {
     "unit": ["-m", "not apiserver and not cluster and not gpu", "-n", "2", "--dist", "worksteal"],
     "apiserver": ["-m", "apiserver"],
-    "cluster": ["-m", "cluster", "-p", "no:randomly"],
+    "cluster": ["-m", "cluster and not outage", "-p", "no:randomly"],
+    "outage": ["-m", "outage", "-p", "no:randomly"],
 }
+USUAL = ("static", "unit", "apiserver", "cluster")
 
 
 @dataclass
@@ -85,8 +88,10 @@ def cluster_runs() -> bool:
 def main() -> int:
     """Run the parts asked for; 0 when all passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"static, {', '.join(PYTEST)}; default: all")
-    asked = parser.parse_args().parts or ["static", *PYTEST]
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"static, {', '.join(PYTEST)}; default: all but outage"
+    )
+    asked = parser.parse_args().parts or list(USUAL)
     if unknown := set(asked) - {"static", *PYTEST}:
         parser.error(f"unknown part '{unknown.pop()}': the parts are static, {', '.join(PYTEST)}")
     parts: list[Part] = []
@@ -94,7 +99,7 @@ def main() -> int:
         old.unlink()
     if "static" in asked:
         parts += static()
-    ran_before = cluster_runs() if "cluster" in asked else True
+    ran_before = cluster_runs() if {"cluster", "outage"} & set(asked) else True
     for name in PYTEST:
         if name in asked:
             parts.append(tests(name))

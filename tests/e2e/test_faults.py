@@ -211,6 +211,7 @@ def test_operators_and_workers_that_are_killed_at_once_come_back_with_what_they_
     assert {name: holds(each) for name, each in scene.models().items()} == assigned
 
 
+@pytest.mark.outage
 def test_an_api_server_that_was_away_and_a_node_lost_meanwhile_cost_no_restart_and_what_the_node_served_moves(scene):
     """The operators start without it, and the store forgets what they had seen."""
     kube, machine = scene.kube, scene.machine
