@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ballast_contract.command_line import Parser
+
 _EXAMPLES: Final = """\
 Every option has a variable: BALLAST_OPERATOR_ and the option in upper snake case, as in
 BALLAST_OPERATOR_WORKER_IMAGE=registry.example/ballast-worker:1.0; the command line wins.
@@ -98,7 +100,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     def default(option: str, otherwise: str | None = None) -> str | None:
         return environment.get(PREFIX + option.upper().replace("-", "_"), otherwise)
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ballast-operator",
         description="Runs the Ballast operator: worker pods, placement of models and their status.",
         epilog=_EXAMPLES,

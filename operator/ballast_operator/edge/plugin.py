@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ballast_contract import names, quantities, validation
+from ballast_contract.command_line import Parser
 from ballast_operator.cluster.resources import BUDGETS, MODELS
 from ballast_operator.edge.kubectl import Kubectl, KubectlError
 
@@ -47,12 +48,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("-n", "--namespace", metavar="NAME", help="of the objects (default: that of the context)")
     common.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
     common.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: as kubectl finds it)")
     common.add_argument("--json", action="store_true", help="print JSON")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kubectl ballast",
         description="Asks Ballast why.",
         epilog=_EXAMPLES,

@@ -15,6 +15,7 @@ import pydantic
 import yaml
 
 from ballast_contract import config, quantities, validation
+from ballast_contract.command_line import Parser
 from ballast_operator.api.inferencemodel import Coverage, InferenceModelSpec
 from ballast_operator.api.weightbudget import PlacementMode, WeightBudgetSpec
 from ballast_operator.placement.model import ModelDemand, WorkerCapacity
@@ -37,6 +38,9 @@ examples:
 
 _PLAN_WEIGHTS: Final = frozenset({"code", "pinned weights", "on-demand weights"})
 
+_LONGEST_SECONDS: Final = 366 * 86_400.0
+"""Of a trace; every minute of it is looked at."""
+
 
 class InputError(Exception):
     """Something that was given cannot be used; the message says what, where and what to write."""
@@ -54,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ballast-simulate",
         description="Plays a trace of calls against a WeightBudget: load balance, moves, reloads, refusals.",
         epilog=_EXAMPLES,
@@ -123,10 +127,14 @@ def arrivals(lines: Iterable[str], called: Mapping[str, str], source: str, *, ot
         source: What messages call the file.
         otherwise_ms: Device milliseconds of a request whose line gives none.
 
+    Returns:
+        Arrivals whose seconds count from the first line, which may be a time of day.
+
     Raises:
-        InputError: a line cannot be read, is out of order, or names a model that is not there.
+        InputError: there is no call, or a line cannot be read, is out of order, more than a year after the first, or names a
+            model that is not there.
     """
-    before, header = 0.0, True
+    first, before, header = None, 0.0, True
     for number, line in enumerate(lines, 1):
         fields = [part.strip() for part in line.partition("#")[0].split(",")]
         if fields == [""]:
@@ -145,6 +153,11 @@ def arrivals(lines: Iterable[str], called: Mapping[str, str], source: str, *, ot
         milliseconds = _number(fields[3], f"{where}: milliseconds") if len(fields) > 3 else otherwise_ms
         if seconds < before:
             raise InputError(f"{where}: {fields[0]} comes after {before:g}: sort the trace by time")
+        first = seconds if first is None else first
+        if seconds - first > _LONGEST_SECONDS:
+            raise InputError(
+                f"{where}: {fields[0]} is more than a year after the first call, at {first:g}: write seconds, and a year at most"
+            )
         if requests < 1 or requests != int(requests):
             raise InputError(f"{where}: requests is '{fields[2]}': write a whole number from 1 on")
         model = called.get(fields[1])
@@ -155,7 +168,9 @@ def arrivals(lines: Iterable[str], called: Mapping[str, str], source: str, *, ot
                 + (f": did you mean '{hint}'?" if hint else f", which are {', '.join(sorted(called)[:5])}")
             )
         before = seconds
-        yield Arrival(seconds, model, milliseconds / 1000, int(requests))
+        yield Arrival(seconds - first, model, milliseconds / 1000, int(requests))
+    if first is None:
+        raise InputError(f"{source} has no call: write lines of seconds,model[,requests[,milliseconds]]")
 
 
 def _number(text: str, what: str) -> float:

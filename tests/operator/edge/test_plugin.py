@@ -176,3 +176,7 @@ def test_an_unknown_budget_names_the_nearest(run):
 def test_without_kubectl_it_says_so(run, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     assert run("plan", code=1) == "kubectl ballast: kubectl is not on PATH\n"
+
+
+def test_an_option_that_does_not_exist_is_refused_with_the_nearest_one(run):
+    assert "did you mean --namespace?" in run("explain", "--nmaespace=x", "minilm", code=2)

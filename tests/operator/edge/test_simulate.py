@@ -77,6 +77,14 @@ def test_models_that_do_not_fit_together_reload(simulate):
     assert found["reload_seconds"] == pytest.approx(10.0)
 
 
+def test_seconds_count_from_the_first_call_so_that_they_may_be_a_time_of_day(simulate):
+    lines = [(second, model) for second in range(120) for model in ("a", "team/b")]
+    now = 1_796_000_000
+    assert simulate("--json", trace="\n".join(f"{now + second},{model}" for second, model in lines)) == simulate(
+        "--json", trace="\n".join(f"{second},{model}" for second, model in lines)
+    )
+
+
 def test_a_table_for_a_person(simulate):
     lines = simulate(trace="# two calls\nseconds,model,requests\n0, a, 2\n").splitlines()
     assert lines[0] == "requests         2 in 0 s"
@@ -94,6 +102,9 @@ def test_a_table_for_a_person(simulate):
         ("0\n", ["line 1", "'0' has 1 fields", "seconds,model"]),
         ("0,teem/b\n", ["line 1", "'teem/b'", "did you mean 'team/b'?"]),
         ("0,a,1,nan\n", ["line 1", "milliseconds is 'nan'"]),
+        ("0,a\n1e300,a\n", ["line 2", "1e300 is more than a year after the first call, at 0"]),
+        ("", ["calls.csv has no call", "seconds,model"]),
+        ("seconds,model\n# nothing\n", ["calls.csv has no call"]),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named_with_its_value(simulate, trace, words):
@@ -114,6 +125,7 @@ def test_a_line_that_cannot_be_read_is_named_with_its_value(simulate, trace, wor
         ({}, ["--size", "huge=1GB"], ["--size huge", "'1GB' is not a size"]),
         ({}, ["--workers", "0"], ["0 workers", "--workers 1 or more"]),
         ({}, ["--link", "0"], ["above 0"]),
+        ({}, ["--wrokers", "2"], ["unrecognized arguments: --wrokers", "did you mean --workers?"]),
     ],
 )
 def test_input_that_makes_no_sense_is_refused_with_what_to_write(simulate, changes, options, words):

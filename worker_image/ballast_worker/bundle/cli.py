@@ -10,10 +10,11 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from ballast_contract.command_line import Parser
 from ballast_worker.bundle.errors import BundleError
-from ballast_worker.bundle.faults import did_you_mean, nearest
+from ballast_worker.bundle.faults import did_you_mean
 from ballast_worker.bundle.reader import open_bundle
 from ballast_worker.bundle.show import document, size, table
 
@@ -35,25 +36,6 @@ Calls FACTORY, which returns the keyword arguments of ballast_worker.bundle.writ
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that names the nearest thing that was meant."""
-
-    def error(self, message: str) -> NoReturn:
-        for word in message.replace("'", " ").split():
-            known = [option for parser in self._all() for option in parser._option_string_actions]  # noqa: SLF001
-            if word.startswith("--") and word not in known and (hint := nearest(word.partition("=")[0], known)):
-                message += f"; did you mean {hint}?"
-                break
-        super().error(message)
-
-    def _all(self) -> list[argparse.ArgumentParser]:
-        parsers: list[argparse.ArgumentParser] = [self]
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - there is no other way to the subcommands
-                parsers.extend(action.choices.values())
-        return parsers
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 when a bundle is wrong, 2 when the command is."""
     parser = _parser()
@@ -73,12 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> _Parser:
+def _parser() -> Parser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(
+    parser = Parser(
         prog="ballast-bundle", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
     )
-    commands = parser.add_subparsers(required=True, metavar="{pack,inspect,verify}", parser_class=_Parser)
+    commands = parser.add_subparsers(required=True, metavar="{pack,inspect,verify}", parser_class=Parser)
 
     pack = commands.add_parser(
         "pack",
