@@ -65,7 +65,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
             subject = await Subject.start(here.kubeconfig, NAMESPACE, log)
             try:
                 return await _with_operator(options, here, subject, log)
-            except BaseException:
+            except Exception:
                 progress(f"the operator's last words: {log.read_text()[-3000:]}")
                 raise
             finally:

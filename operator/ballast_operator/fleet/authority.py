@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -121,7 +122,7 @@ class Authority:
         try:
             certificate = x509.load_pem_x509_certificate(held)
             certificate.verify_directly_issued_by(self.signer.certificate)
-        except Exception:  # noqa: BLE001 - whatever is wrong with it, a new one is the answer
+        except (ValueError, TypeError, InvalidSignature):
             return True
         left = certificate.not_valid_after_utc - now
         return left < RENEW_BEFORE and certificate.not_valid_after_utc < self.signer.certificate.not_valid_after_utc
