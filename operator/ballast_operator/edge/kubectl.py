@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 _SECONDS: Final = 30.0
+_MISSING: Final = "kubectl is not on PATH"
 
 
 class KubectlError(Exception):
@@ -22,9 +23,15 @@ class KubectlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """Calls of kubectl with some global options, as in ("--context", "kind")."""
+    """Calls of kubectl.
+
+    Attributes:
+        options: global options, as in ("--context", "kind").
+        seconds: after which a call that has not answered is ended.
+    """
 
     options: tuple[str, ...] = ()
+    seconds: float = _SECONDS
 
     def get(self, *what: str) -> Any:
         """The objects that `kubectl get ... -o json` prints.
@@ -60,18 +67,25 @@ class Kubectl:
         return ["kubectl", *arguments, *self.options]
 
     def _run(self, *arguments: str) -> str:
-        with _start(self._command(*arguments)) as process:
-            out, err = process.communicate(timeout=_SECONDS)
-        if process.returncode:
-            raise KubectlError(err.strip() or f"kubectl {arguments[0]} ended with {process.returncode}")
-        return out
+        command = self._command(*arguments)
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=self.seconds)
+        except FileNotFoundError as error:
+            raise KubectlError(_MISSING) from error
+        except subprocess.TimeoutExpired as error:
+            raise KubectlError(
+                f"kubectl {arguments[0]} has not answered within {self.seconds:g} s: is the API server reachable?"
+            ) from error
+        if ended.returncode:
+            raise KubectlError(ended.stderr.strip() or f"kubectl {arguments[0]} ended with {ended.returncode}")
+        return ended.stdout
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     except FileNotFoundError as error:
-        raise KubectlError("kubectl is not on PATH") from error
+        raise KubectlError(_MISSING) from error
 
 
 def _fetch(url: str) -> str:

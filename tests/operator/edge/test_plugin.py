@@ -14,6 +14,7 @@ from helpers.reconcile_objects import MIB, Builder
 
 from ballast_operator.cluster.resources import BUDGETS, MODELS
 from ballast_operator.edge.introspection import Introspection
+from ballast_operator.edge.kubectl import Kubectl, KubectlError
 from ballast_operator.edge.plugin import main
 from ballast_operator.placement.demand import Demand
 from ballast_operator.placement.model import ModelDemand, Packed, WorkerCapacity
@@ -180,3 +181,11 @@ def test_without_kubectl_it_says_so(run, monkeypatch):
 
 def test_an_option_that_does_not_exist_is_refused_with_the_nearest_one(run):
     assert "did you mean --namespace?" in run("explain", "--nmaespace=x", "minilm", code=2)
+
+
+def test_a_kubectl_that_does_not_answer_is_ended_and_the_likely_cause_is_named(kubectl):
+    (kubectl / "kubectl").write_text("#!/bin/sh\nexec sleep 600\n")
+    with pytest.raises(
+        KubectlError, match=r"kubectl get has not answered within 0\.2 s: is the API server reachable\?"
+    ):
+        Kubectl(seconds=0.2).get("pods")
