@@ -52,8 +52,11 @@ class Kube:
         self.run("rollout", "status", f"{kind}/{name}", "--timeout=90s")
 
     def ready(self, *pods: str) -> None:
-        """Wait until pods are ready."""
-        self.run("wait", "--for=condition=Ready", "--timeout=90s", *(f"pod/{pod}" for pod in pods))
+        """Wait until pods are ready; what kept one from it is in the error."""
+        try:
+            self.run("wait", "--for=condition=Ready", "--timeout=90s", *(f"pod/{pod}" for pod in pods))
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{self.run('describe', 'pod', *pods, check=False).stdout}") from error
 
     @staticmethod
     def until(what: str, true: Callable[[], object], *, seconds: float = 60) -> None:
