@@ -80,10 +80,14 @@ def pool(kube, images):
 
 @pytest.fixture
 def scene(pool):
-    """The pool at rest, under two operators that were not restarted yet: the kubelet waits before it restarts again."""
+    """The pool at rest, of operators and workers that were not restarted yet: the kubelet waits before it restarts one again,
+    and the models of a worker that is gone for longer move.
+    """
     pool.kube.kubectl("delete", "pods", "-n", steps.SYSTEM, "-l", OF_OPERATORS, "--timeout=60s")
     pool.kube.kubectl("rollout", "status", "deployment/ballast", "-n", steps.SYSTEM, "--timeout=90s")
     pool.kube.wait_for("one of them leads", pool.leader, seconds=90)
+    if restarted := [name for name, pod in pool.workers().items() if restarts(pod)]:
+        pool.kubectl("delete", "pods", *restarted, "--timeout=90s")
     pool.settled()
     return pool
 
