@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 from helpers.plain_bundles import packed_bytes, random_bundle
 
 MIB = 1 << 20
@@ -24,6 +26,17 @@ def test_a_miss_fills_a_region_and_a_hit_reads_no_file(pool, bundle, read):
     assert read(store.acquire(one, keep=False)) == expected
     assert counts(store) == (1, 1, 0)
     assert store.has(one)
+
+
+def test_loads_that_find_their_copy_open_no_further_files(pool, bundle):
+    store, one = pool(budget=16), bundle("a", 1)
+    for overlapping in (1, 3, 3, 3):
+        before = len(os.listdir("/proc/self/fd"))
+        for transfer in [store.acquire(one, keep=False) for _ in range(overlapping)]:
+            transfer.close()
+            transfer.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert store.evict(one)
 
 
 def test_progress_is_the_sum_of_bytes_read(pool, bundle, read):

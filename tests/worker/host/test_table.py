@@ -54,6 +54,15 @@ def test_what_was_written_is_read_by_another(fd, file):
     assert written.find(bytes([9]) * 32, 2) is None
 
 
+@pytest.mark.parametrize("changes", [1, 2, 3])
+def test_whoever_has_read_a_table_sees_what_another_changed_since(fd, file, changes):
+    reader = TableFile(fd, "table")
+    for number in range(5):
+        for step in range(changes):
+            written = file.write(replace(file.read(), segments=(number, step)))
+        assert reader.read() == reader.read() == written
+
+
 def test_a_name_longer_than_fits_is_cut(fd, file):
     file.write(replace(file.read(), entries=(entry(0, name="x" * 300),)))
     assert len(TableFile(fd, "table").read().entries[0].name) == 255

@@ -6,8 +6,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ballast_contract.quantities import human
@@ -104,6 +106,10 @@ class OpenedPool:
         # Guards the dictionary and the locks of `_keeps`; taken inside the table's lock, never around it.
         self._keeping = threading.Lock()
         self._kept: dict[bytes, int] = {}
+        # Generation of the table as it was when segments were last forgotten.
+        self._tidied = 0
+        # Holders of locks that hold none; opening one costs as much as everything else of a load that finds its copy.
+        self._idle: deque[Locks] = deque()
         try:
             self.supply = Supply(self._directory, budget=budget, limits=limits)
             self._segments.map(self._directory.table.read().segments, late=late)
@@ -119,8 +125,11 @@ class OpenedPool:
             HostPoolError: the pool cannot be used any more.
             OSError: the pool's file system failed.
         """
-        may_evict = self.supply.settle(self._directory.table.read())
-        self._segments.forget()
+        table = self._directory.table.read()
+        may_evict = self.supply.settle(table)
+        if table.generation != self._tidied:
+            self._segments.forget()
+            self._tidied = table.generation
         while True:
             step = self._step(bundle, keep=keep, evict=may_evict)
             if isinstance(step, _Hit):
@@ -144,12 +153,12 @@ class OpenedPool:
             table = directory.table.read()
             entry = table.find(digest, LAYOUT_VERSION)
             if entry is not None and entry.state is State.READY:
-                lock = directory.locks()
+                lock = self._idle.pop() if self._idle else directory.locks()
                 if lock.try_shared(entry_byte(entry.slot)):
                     directory.table.mark(entry.slot, filled=entry.nbytes, loaded_ns=time.monotonic_ns())
                     self._keep(entry, wanted=keep)
                     return _Hit(entry, lock)
-                lock.close()
+                self._idle.append(lock)
                 return _Busy(entry.slot)
             if entry is not None:
                 table = self.supply.drop_dead()
@@ -193,7 +202,11 @@ class OpenedPool:
         except BaseException:
             lock.close()
             raise
-        return RegionTransfer(self._segments, entry, lock)
+        return RegionTransfer(self._segments, entry, partial(self._let_go, entry.slot, lock))
+
+    def _let_go(self, slot: int, lock: Locks) -> None:
+        lock.unlock(entry_byte(slot))
+        self._idle.append(lock)
 
     def _keep(self, entry: Entry, *, wanted: bool) -> None:
         """Hold a region against eviction. Hold the table's lock, so that nobody is evicting it."""
@@ -238,5 +251,7 @@ class OpenedPool:
     def close(self) -> None:
         """Let go of everything; copies stay. No transfer may be open."""
         self._keeps.close()
+        while self._idle:
+            self._idle.pop().close()
         self._segments.close()
         self._directory.close()

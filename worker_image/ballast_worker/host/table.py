@@ -174,12 +174,12 @@ class TableFile:
         Raises:
             HostPoolError: neither copy is whole.
         """
+        cached = self._cached
+        if cached.generation and self._is_newest(cached):
+            return cached
         for _ in range(1000):
             heads = sorted((head for head in map(self._head, (0, 1)) if head is not None), reverse=True)
             for generation, copy, length, checksum in heads:
-                cached = self._cached
-                if generation == cached.generation:
-                    return cached
                 body = os.pread(self._fd, length, _body(copy))
                 if len(body) == length and zlib.crc32(body) == checksum:
                     self._cached = _parse(body, generation)
@@ -241,6 +241,11 @@ class TableFile:
         raw = os.pread(self._fd, _MARK.size * (max(slots, default=-1) + 1), _MARKS)
         raw = raw.ljust(_MARK.size * (max(slots, default=-1) + 1), b"\0")
         return {slot: _MARK.unpack_from(raw, _MARK.size * slot)[1] for slot in slots}
+
+    def _is_newest(self, table: Table) -> bool:
+        """Whether this is seen to be the table still: the next one would be the other copy, and that is older."""
+        other = self._head(1 - table.generation % 2)
+        return other is not None and other[0] < table.generation
 
     def _head(self, copy: int) -> tuple[int, int, int, int] | None:
         raw = os.pread(self._fd, _HEAD.size, _COPIES + copy * MAX_COPY_BYTES)

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ballast_worker.bundle.chunk import Chunk
-from ballast_worker.host.locks import Locks
 from ballast_worker.host.segments import Segments
 from ballast_worker.host.table import Entry
 
@@ -16,11 +15,11 @@ class RegionTransfer:
 
     kept = True
 
-    def __init__(self, segments: Segments, entry: Entry, lock: Locks) -> None:
-        """Own `lock`, which holds the region's byte, from now on. The region's segments are mapped."""
+    def __init__(self, segments: Segments, entry: Entry, let_go: Callable[[], None]) -> None:
+        """Transfer from a region whose segments are mapped and whose byte is locked; `let_go` unlocks it."""
         self._segments = segments
         self._entry = entry
-        self._lock = lock
+        self._let_go: Callable[[], None] | None = let_go
 
     def chunks(self) -> Iterator[Chunk]:
         """See `Transfer.chunks`."""
@@ -29,7 +28,9 @@ class RegionTransfer:
 
     def close(self) -> None:
         """See `Transfer.close`."""
-        self._lock.close()
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go()
 
 
 class NothingToTransfer:
