@@ -4,27 +4,41 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Any
 
-from ballast_contract.validation import nearest
+from ballast_contract.validation import RENAMED, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that names the nearest option, of its own or of a subcommand, for an unknown one."""
+    """An argument parser that looks at the options of the whole line first, those of subcommands too."""
 
-    def error(self, message: str) -> NoReturn:
-        """End the process with exit code 2 and the message."""
-        if message.startswith("unrecognized arguments:"):
-            known = [option for parser in self._all() for option in parser._option_string_actions]  # noqa: SLF001
-            for word in message.split():
-                if word.startswith("--") and (hint := nearest(word.partition("=")[0], known)):
-                    message += f"; did you mean {hint}?"
-                    break
-        super().error(message)
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As the base class; ends the process with exit code 2 for an unknown option, and names the nearest one."""
+        args = list(sys.argv[1:] if args is None else args)
+        known = list(_options(self))
+        for argument in takewhile(lambda argument: argument != "--", args):
+            word = argument.partition("=")[0]
+            if word.startswith("--") and word not in known:
+                self.error(_unknown(word, known))
+        return super().parse_args(args, namespace)
 
-    def _all(self) -> list[argparse.ArgumentParser]:
-        parsers: list[argparse.ArgumentParser] = [self]
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - there is no other way to the subcommands
-                parsers.extend(action.choices.values())
-        return parsers
+
+def _unknown(word: str, known: Sequence[str]) -> str:
+    name = word.lstrip("-").replace("-", "_")
+    if name in RENAMED:
+        return f"unknown option '{word}': its name here is {RENAMED[name]} in the configuration file"
+    hint = nearest(word, known)
+    return f"unknown option '{word}'" + (f": did you mean '{hint}'?" if hint else "")
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Options of a parser and of its subcommands, and the names of these, which are mistaken for options too."""
+    for action in parser._actions:  # noqa: SLF001 - there is no public way to the list
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for name, command in action.choices.items():
+                yield name
+                yield from _options(command)

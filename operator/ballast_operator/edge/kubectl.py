@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -53,15 +54,23 @@ class Kubectl:
         """
         command = self._command("port-forward", "--namespace", namespace, f"pod/{pod}", f":{port}")
         with _start(command) as forward:
+            silent = threading.Timer(self.seconds, forward.kill)
+            silent.start()
             try:
                 line = forward.stdout.readline() if forward.stdout is not None else ""
+                silent.cancel()
                 match = re.search(r"127\.0\.0\.1:([0-9]+)", line)
                 if match is None:
                     forward.terminate()
-                    raise KubectlError((forward.communicate(timeout=_SECONDS)[1] or line).strip())
+                    said = (forward.communicate(timeout=_SECONDS)[1] or line).strip()
+                    raise KubectlError(said or self._unanswered("port-forward"))
                 return _fetch(f"http://127.0.0.1:{match[1]}{path}?{urllib.parse.urlencode(query)}")
             finally:
+                silent.cancel()
                 forward.terminate()
+
+    def _unanswered(self, verb: str) -> str:
+        return f"kubectl {verb} has not answered within {self.seconds:g} s: is the API server reachable?"
 
     def _command(self, *arguments: str) -> list[str]:
         return ["kubectl", *arguments, *self.options]
@@ -73,9 +82,7 @@ class Kubectl:
         except FileNotFoundError as error:
             raise KubectlError(_MISSING) from error
         except subprocess.TimeoutExpired as error:
-            raise KubectlError(
-                f"kubectl {arguments[0]} has not answered within {self.seconds:g} s: is the API server reachable?"
-            ) from error
+            raise KubectlError(self._unanswered(arguments[0])) from error
         if ended.returncode:
             raise KubectlError(ended.stderr.strip() or f"kubectl {arguments[0]} ended with {ended.returncode}")
         return ended.stdout

@@ -68,9 +68,9 @@ def test_outside_a_pod_the_kubeconfig_is_found():
         (["run", "--worker-image", "img"], POD, "--operator-image is needed"),
         (["runn"], POD, "invalid choice: 'runn'"),
         ([*RUN, "--log-level", "loud"], POD, "invalid choice: 'loud'"),
-        ([*RUN, "--prot", "1"], POD, "unrecognized arguments: --prot"),
-        ([*RUN, "--prot", "1"], POD, "did you mean --port?"),
-        ([*RUN, "--lease-nmae=x"], POD, "did you mean --lease-name?"),
+        ([*RUN, "--prot", "1"], POD, "unknown option '--prot'"),
+        ([*RUN, "--prot", "1"], POD, "did you mean '--port'?"),
+        ([*RUN, "--lease-nmae=x"], POD, "did you mean '--lease-name'?"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(argv, environment, message, capsys):

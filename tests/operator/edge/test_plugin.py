@@ -180,12 +180,15 @@ def test_without_kubectl_it_says_so(run, monkeypatch):
 
 
 def test_an_option_that_does_not_exist_is_refused_with_the_nearest_one(run):
-    assert "did you mean --namespace?" in run("explain", "--nmaespace=x", "minilm", code=2)
+    assert "did you mean '--namespace'?" in run("explain", "--nmaespace=x", "minilm", code=2)
 
 
-def test_a_kubectl_that_does_not_answer_is_ended_and_the_likely_cause_is_named(kubectl):
+@pytest.mark.parametrize(
+    ("verb", "call"),
+    [("get", lambda it: it.get("pods")), ("port-forward", lambda it: it.page("ns", "ballast-7", 8004, "/explain", {}))],
+)
+def test_a_kubectl_that_does_not_answer_is_ended_and_the_likely_cause_is_named(kubectl, verb, call):
     (kubectl / "kubectl").write_text("#!/bin/sh\nexec sleep 600\n")
-    with pytest.raises(
-        KubectlError, match=r"kubectl get has not answered within 0\.2 s: is the API server reachable\?"
-    ):
-        Kubectl(seconds=0.2).get("pods")
+    message = rf"kubectl {verb} has not answered within 0\.2 s: is the API server reachable\?"
+    with pytest.raises(KubectlError, match=message):
+        call(Kubectl(seconds=0.2))

@@ -125,7 +125,7 @@ def test_a_line_that_cannot_be_read_is_named_with_its_value(simulate, trace, wor
         ({}, ["--size", "huge=1GB"], ["--size huge", "'1GB' is not a size"]),
         ({}, ["--workers", "0"], ["0 workers", "--workers 1 or more"]),
         ({}, ["--link", "0"], ["above 0"]),
-        ({}, ["--wrokers", "2"], ["unrecognized arguments: --wrokers", "did you mean --workers?"]),
+        ({}, ["--wrokers", "2"], ["unknown option '--wrokers'", "did you mean '--workers'?"]),
     ],
 )
 def test_input_that_makes_no_sense_is_refused_with_what_to_write(simulate, changes, options, words):

@@ -123,9 +123,9 @@ def test_a_missing_bundle_is_a_reason_and_not_a_traceback(tmp_path, capsys):
     ("command", "message"),
     [
         (["inspct", "x"], "unknown command 'inspct': did you mean 'inspect'?"),
-        (["inspect", "x", "--jsn"], "did you mean --json?"),
-        (["verify", "x", "--quite"], "did you mean --quiet?"),
-        (["pack", "a:b", "--out", "x", "--overwite"], "did you mean --overwrite?"),
+        (["inspect", "x", "--jsn"], "did you mean '--json'?"),
+        (["verify", "x", "--quite"], "did you mean '--quiet'?"),
+        (["pack", "a:b", "--out", "x", "--overwite"], "did you mean '--overwrite'?"),
         (["pack", "a:b", "--out", "x", "--set", "novalue"], "'novalue' is not KEY=VALUE"),
         (["pack", "a:b"], "--out"),
         ([], "required"),

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from ballast_contract.command_line import Parser
 from ballast_contract.config import ConfigError, WorkerConfig, load
-from ballast_contract.validation import RENAMED, nearest
 from ballast_worker.control import logs
 
 EXIT_USAGE: Final = 2
@@ -38,36 +38,6 @@ examples:
 
 The exit code of --remove is 0 when there is no pool in DIR any more, and 1 when a process uses it or it cannot be removed.
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    """Refuses what it does not know and names the nearest thing that it does."""
-
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As the base class, with a hint for unknown options."""
-        args = sys.argv[1:] if args is None else args
-        known = self._options()
-        for argument in args:
-            word = argument.split("=", maxsplit=1)[0]
-            if word.startswith("--") and word not in known:
-                self.error(self._unknown(word))
-        return super().parse_args(args, namespace)
-
-    def _unknown(self, word: str) -> str:
-        name = word.lstrip("-").replace("-", "_")
-        if name in RENAMED:
-            return f"unknown option '{word}': its name here is {RENAMED[name]} in the configuration file"
-        hint = nearest(word, self._options())
-        return f"unknown option '{word}'" + (f": did you mean '{hint}'?" if hint else "")
-
-    def _options(self) -> list[str]:
-        found: list[str] = []
-        for action in self._actions:
-            found += action.option_strings
-            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - there is no public way to the list
-                for name, parser in action.choices.items():
-                    found += [name, *(o for inner in parser._actions for o in inner.option_strings)]  # noqa: SLF001
-        return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,8 +87,8 @@ def prepare_process(config: WorkerConfig) -> None:
     sys.setswitchinterval(1e-4)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="ballast-worker",
         description="Serves many models on one device: weights are swapped in from host memory when they are called.",
         epilog=_EXAMPLES,
@@ -126,7 +96,7 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML); without one, defaults")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     commands.add_parser("serve", help="serve until terminated (the default)", allow_abbrev=False)
     plan = commands.add_parser("plan", help="print the device memory plan that a start would use", allow_abbrev=False)
     plan.add_argument("--json", action="store_true", help="as JSON")

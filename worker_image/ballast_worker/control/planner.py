@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -95,8 +95,9 @@ class Planner:
         if used is None or self.plan is None:
             return
         code = sum(one.code_bytes for one in lineup.built().values())
-        self.limits.plan = self.plan = lines.observed(self.plan, used=used, code=code)
-        _tell(self.plan)
+        before, self.plan = self.plan, lines.observed(self.plan, used=used, code=code)
+        self.limits.plan = self.plan
+        _tell(self.plan, known=before.warnings)
 
     def failed(self, now: float) -> None:
         """The plan could not be carried out; it is considered again later."""
@@ -129,9 +130,10 @@ def _wanted(lineup: Lineup, built: Mapping[str, Built]) -> dict[str, Wanted]:
     return planning.wanted(built, {name: view.spec.residency for name, view in lineup.views.items()})
 
 
-def _tell(plan: Plan) -> None:
+def _tell(plan: Plan, *, known: Sequence[str] = ()) -> None:
     lines = {line.name: line.nbytes for line in plan.lines}
     event = {"event": "device.plan", "budget": plan.budget, "lines": lines, "fits": plan.fits}
     _log.info("device memory plan", extra={**event, "table": render(plan)})
     for warning in plan.warnings:
-        _log.warning("%s", warning)
+        if warning not in known:
+            _log.warning("%s", warning)

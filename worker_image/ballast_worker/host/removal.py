@@ -60,15 +60,18 @@ def remove(path: Path) -> bool:
 
 def _empty(directory: int) -> bool:
     """Unlink every file of the pool, the table last; False when somebody uses it."""
+    if not _names(directory):
+        return True
+    # Made where it is missing: without its lock, a worker could begin the pool between a look and an unlink.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(FileNotFoundError):
-            table = os.open(TABLE_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-            stack.callback(os.close, table)
-            locks = stack.enter_context(Locks(table))
-            # Whoever opens the pool takes this first, and then looks whether the table still has a name.
-            locks.wait_exclusive(TABLE_BYTE)
-            if not locks.try_exclusive(PRESENCE_BYTE):
-                return False
+        table = os.open(TABLE_FILE, flags, 0o600, dir_fd=directory)
+        stack.callback(os.close, table)
+        locks = stack.enter_context(Locks(table))
+        # Whoever opens the pool takes this first, and then looks whether the table still has a name.
+        locks.wait_exclusive(TABLE_BYTE)
+        if not locks.try_exclusive(PRESENCE_BYTE):
+            return False
         for name in sorted(_names(directory)):  # the table comes after the segments
             os.unlink(name, dir_fd=directory)
     return True
