@@ -11,7 +11,8 @@ from ballast_contract import names
 from ballast_operator.api.common import DNS_LABEL, Rule
 from ballast_operator.api.inferencemodel import InferenceModel, InferenceModelSpec, InferenceModelStatus
 from ballast_operator.api.schema import Schema, structural
-from ballast_operator.api.weightbudget import WeightBudget, WeightBudgetSpec, WeightBudgetStatus
+from ballast_operator.api.weightbudget import WeightBudget, WeightBudgetSpec
+from ballast_operator.api.weightbudget_status import WeightBudgetStatus
 
 MAX_MODEL_NAME: Final = 63
 """A model's name names its Service."""

@@ -12,7 +12,8 @@ import pydantic
 
 from ballast_contract import names
 from ballast_operator.api.inferencemodel import InferenceModelSpec, InferenceModelStatus
-from ballast_operator.api.weightbudget import WeightBudgetSpec, WeightBudgetStatus
+from ballast_operator.api.weightbudget import WeightBudgetSpec
+from ballast_operator.api.weightbudget_status import WeightBudgetStatus
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Client, Object
 from ballast_operator.cluster.permissions import OPTIONAL, PERMISSIONS, Permission

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ballast_contract import quantities
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_operator.api.weightbudget import MAX_WORKERS
+from ballast_operator.api.workers import MAX_WORKERS
 from ballast_operator.reconcile import naming
 from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, ready_workers
 from ballast_operator.reconcile.pods import Trouble

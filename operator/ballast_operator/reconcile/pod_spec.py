@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ballast_contract import names
-from ballast_operator.api.weightbudget import Backend, WeightBudgetSpec
+from ballast_operator.api.weightbudget import WeightBudgetSpec
+from ballast_operator.api.workers import Backend
 from ballast_operator.cluster.client import Object
 from ballast_operator.reconcile import host_memory, naming
 from ballast_operator.reconcile.host_memory import Place

@@ -10,7 +10,8 @@ from helpers.reconcile_objects import MIB, Builder
 
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_operator.api.weightbudget import WeightBudgetSpec, WeightBudgetStatus
+from ballast_operator.api.weightbudget import WeightBudgetSpec
+from ballast_operator.api.weightbudget_status import WeightBudgetStatus
 from ballast_operator.reconcile.budget_facts import facts
 from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, in_pieces
 from ballast_operator.reconcile.budget_status import body, rounded

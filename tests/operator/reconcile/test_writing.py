@@ -13,7 +13,8 @@ from helpers.reconcile_objects import MIB, Builder
 
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_operator.api.weightbudget import CompactionMode, LastCompaction
+from ballast_operator.api.weightbudget import CompactionMode
+from ballast_operator.api.weightbudget_status import LastCompaction
 from ballast_operator.cluster import errors
 from ballast_operator.fleet.link import CallError
 from ballast_operator.reconcile import commands, demand

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from helpers.plain_bundles import packed_bytes, random_bundle
 
@@ -31,11 +31,11 @@ def test_a_miss_fills_a_region_and_a_hit_reads_no_file(pool, bundle, read):
 def test_loads_that_find_their_copy_open_no_further_files(pool, bundle):
     store, one = pool(budget=16), bundle("a", 1)
     for overlapping in (1, 3, 3, 3):
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         for transfer in [store.acquire(one, keep=False) for _ in range(overlapping)]:
             transfer.close()
             transfer.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert store.evict(one)
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from ballast_contract.command_line import Parser
 from ballast_contract.config import ConfigError, WorkerConfig, load
