@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ballast_contract.reasons import Reason
 from ballast_worker.device.memory import Moves, Statistics
-from ballast_worker.residency import failures
+from ballast_worker.residency import refusals
 from ballast_worker.residency.admission import Excluded
 from ballast_worker.residency.board import Board
 from ballast_worker.residency.demand import Refusal
@@ -90,7 +90,7 @@ class Compactor:
         for name in sorted(run.names, key=lambda name: -sizes.get(name, 0)):
             model = board.models.get(name)
             if model is None:
-                run.failed[name] = failures.not_served(name)
+                run.failed[name] = refusals.not_served(name)
             elif model.live is None:
                 run.pending.add(name)
                 board.ask(model, Purpose.RELOAD)

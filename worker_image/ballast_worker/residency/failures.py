@@ -1,66 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a load has ended without weights on the device, in words for people, and when another try makes sense."""
+"""Loads that end without weights on the device: who is told, and when it is tried again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
-from ballast_contract.quantities import human
 from ballast_contract.reasons import Reason
-from ballast_worker.bundle.errors import BundleError
+from ballast_worker.residency import refusals
+from ballast_worker.residency.board import Board
 from ballast_worker.residency.demand import Refusal
-
-FIRST_RETRY_SECONDS = 1.0
-LONGEST_RETRY_SECONDS = 60.0
-
-MOST_NAMES = 8
-"""Victims that a message names; the rest is counted."""
+from ballast_worker.residency.records import Weights
+from ballast_worker.residency.standing import Standing
 
 
-def retry_pause(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: 1, 2, 4, ... 60."""
-    return float(min(FIRST_RETRY_SECONDS * 2.0 ** (failures - 1), LONGEST_RETRY_SECONDS))
+class Failures:
+    """What becomes of a model whose load has failed."""
 
+    def __init__(self, *, board: Board, standing: Standing, settled: Callable[[str, Refusal | None], None]) -> None:
+        """Args:
+        board: the shared state.
+        standing: tries again what is pursued without anybody asking.
+        settled: told how each load ended.
+        """
+        self._board = board
+        self._standing = standing
+        self._settled = settled
+        self._no_block: dict[str, int] = {}
 
-def of_error(model: str, error: Exception) -> Refusal:
-    """What a bundle, a disk or the device had to say."""
-    if isinstance(error, BundleError):
-        reason = Reason(error.reason)
-        return Refusal(reason, str(error), None if reason is Reason.BUNDLE_INVALID else FIRST_RETRY_SECONDS)
-    return Refusal(
-        Reason.LOAD_FAILED_WILL_RETRY,
-        f"loading '{model}' failed: {type(error).__name__}: {error}",
-        FIRST_RETRY_SECONDS,
-    )
+    def no_room(self, weights: Weights) -> None:
+        """A load that may not make others go ends without room, and is no failure."""
+        model = weights.model
+        model.incoming = None
+        free = self._board.memory.statistics().free
+        self._settled(model.name, refusals.no_free_memory(model.name, weights.nbytes, free))
+        self._board.changed(model)
+        self._standing.pursue(model)
 
+    def failed(self, weights: Weights, refusal: Refusal, *, recorded: bool) -> None:
+        """A load whose extent has been given up failed.
 
-def no_free_memory(model: str, nbytes: int, free: int) -> Refusal:
-    """A load for which nobody else may go."""
-    return Refusal(
-        Reason.INSUFFICIENT_DEVICE_MEMORY,
-        f"'{model}' ({human(nbytes)}) does not fit into the {human(free)} that are free beside what was loaded before it",
-    )
+        Args:
+            weights: the load.
+            refusal: why.
+            recorded: the decision has been put down already.
+        """
+        board, model = self._board, weights.model
+        model.incoming = None
+        model.failures += 1
+        final = refusal.reason is Reason.BUNDLE_INVALID
+        pause = refusals.retry_pause(model.failures)
+        if refusal.retry_after_seconds is not None:
+            refusal = replace(refusal, retry_after_seconds=pause)
+        refusal = refusals.with_victims(refusal, weights.evicted)
+        model.refusal = refusal
+        model.retry_at = math.inf if final else board.clock() + pause
+        if refusal.reason is Reason.NOT_CONTIGUOUS:
+            self._no_block[model.name] = weights.nbytes
+        if not recorded:
+            board.ledger.decide(
+                model=model.name,
+                kind="load",
+                verdict="refused",
+                needed=weights.nbytes,
+                memory=board.memory.statistics(),
+                evicted=weights.evicted,
+                moved=weights.moved,
+                refusal=refusal,
+            )
+        if model.wanted:
+            model.wanted = False
+            board.tell(lambda: board.listener.refused(model.name, refusal))
+        board.changed(model)
+        self._settled(model.name, refusal)
+        if not final:
+            self._standing.later(model, pause)
 
+    def forget(self, name: str) -> None:
+        """A model has been loaded, or is no longer waited for by anybody."""
+        self._no_block.pop(name, None)
 
-def no_host_copy(model: str, nbytes: int) -> Refusal:
-    """A copy that the user wants kept, and that cannot be."""
-    return Refusal(
-        Reason.INSUFFICIENT_HOST_MEMORY,
-        f"no host memory is free for a copy of '{model}' ({human(nbytes)}): raise host.budget and the memory limit, or the "
-        "size of the shared memory mount",
-    )
-
-
-def not_served(model: str) -> Refusal:
-    """A model that is not registered, or no longer."""
-    return Refusal(Reason.NOT_REQUESTED, f"'{model}' is not served by this worker")
-
-
-def with_victims(refusal: Refusal, evicted: Sequence[str]) -> Refusal:
-    """Say who had gone for the load."""
-    if not evicted:
-        return refusal
-    more = f" and {len(evicted) - MOST_NAMES} more" if len(evicted) > MOST_NAMES else ""
-    names = ", ".join(evicted[:MOST_NAMES])
-    return replace(refusal, message=f"{refusal.message}; {len(evicted)} had gone for it: {names}{more}")
+    @property
+    def largest_refused(self) -> int:
+        """Bytes of the largest model that was refused a block of them."""
+        return max(self._no_block.values(), default=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a load: fetch a host copy, wait for room, fill the extent, serve; and every way in which it can end early.
+"""The life of a load: fetch a host copy, wait for room, fill the extent, serve.
 
 Host copies are fetched before room is made on the device, so that residents stay useful while a slow source is read, and
 a source that cannot be read costs nobody their place. Room goes to fetched loads in order of their tickets: a large load
@@ -11,21 +11,21 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from ballast_contract.config import ResidencyWish
-from ballast_contract.reasons import Reason
 from ballast_worker.host.store import Transfer
-from ballast_worker.residency import failures
+from ballast_worker.residency import refusals
 from ballast_worker.residency.admission import Excluded, Resident, Wait, infeasible
 from ballast_worker.residency.board import Board
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.exclusion import Exclusion
+from ballast_worker.residency.failures import Failures
+from ballast_worker.residency.fetching import Fetching
 from ballast_worker.residency.loader import Loader
 from ballast_worker.residency.priority import minimum_residence
 from ballast_worker.residency.protocol import ResidentModel
-from ballast_worker.residency.records import Model, Phase, Purpose, Weights
+from ballast_worker.residency.records import Phase, Purpose, Weights
 from ballast_worker.residency.room import Placed, Room
 from ballast_worker.residency.standing import Standing
 
@@ -46,6 +46,7 @@ class Loads:
         loader: Loader,
         standing: Standing,
         exclusion: Exclusion,
+        failures: Failures,
         scratch_limit: int,
         after: Callable[[float, Callable[[], None]], None],
         turn: Callable[[], None],
@@ -56,6 +57,7 @@ class Loads:
         loader: the threads.
         standing: told when a load has ended, so that what else a model is to have is pursued.
         exclusion: told of fills, and asked before each.
+        failures: told of loads that end without weights.
         scratch_limit: bytes of the pool for scratch.
         after: runs an action on the device thread after so many seconds.
         turn: called when a load has come a step further, to see what can be done now.
@@ -65,6 +67,7 @@ class Loads:
         self._loader = loader
         self._standing = standing
         self._exclusion = exclusion
+        self._failures = failures
         self._scratch_limit = scratch_limit
         self._after = after
         self._turn = turn
@@ -72,9 +75,8 @@ class Loads:
         self._room = Room(board)
         # Fetched, without an extent, by ticket.
         self._waiting: list[Weights] = []
-        self._fetching = {True: 0, False: 0}
+        self._fetching = Fetching(board=board, loader=loader, early=self._early, fetched=self._fetched)
         self._alarm = math.inf
-        self._no_block: dict[str, int] = {}
 
     def infeasible(self, spec: ResidentModel) -> Refusal | None:
         """Refuse what can never fit, and record it."""
@@ -100,41 +102,15 @@ class Loads:
         return refusal
 
     def begin(self) -> None:
-        """Begin as many loads as there are file threads for; one of them stays free for what requests wait for, and one
-        for the rest.
-        """
-        threads = self._loader.file_threads
-        while (
-            self._fetching[True] + self._fetching[False] < threads
-            and self._fetching[True] + self._fetching[False] + len(self._waiting) < 2 * threads
-        ):
-            others = self._fetching[False] < max(1, threads - 1)
-            order = (False, True) if threads > 1 and not self._fetching[False] else (True, False)
-            for wanted in order:
-                if (wanted or others) and (intent := self._board.intents.pop(wanted=wanted)) is not None:
-                    self._start(*intent)
-                    break
-            else:
-                return
+        """Begin as many loads as there are file threads for."""
+        self._fetching.begin(waiting=len(self._waiting))
 
-    def _start(self, model: Model, purpose: Purpose, ticket: int) -> None:
-        board = self._board
-        weights = Weights(
-            extent=f"{model.name}#{model.generation}",
-            model=model,
-            bundle=model.spec.bundle,
-            purpose=purpose,
-            ticket=ticket,
-            started=model.asked,
-        )
-        if purpose.largest_first and not self._place_early(weights) and not purpose.evicts:
-            self._no_room(weights)
-            return
-        model.incoming = weights
-        self._fetching[purpose is Purpose.WANTED] += 1
-        keep = model.spec.wish is ResidencyWish.SYSTEM
-        self._loader.fetch(weights.bundle, keep=keep, done=partial(self._fetched, weights, purpose, keep=keep))
-        board.changed(model)
+    def _early(self, weights: Weights) -> bool:
+        """Place what is placed before it is fetched; False where the load has ended, because it may not make others go."""
+        if not weights.purpose.largest_first or self._place_early(weights) or weights.purpose.evicts:
+            return True
+        self._failures.no_room(weights)
+        return False
 
     def _place_free(self, weights: Weights) -> bool:
         return not self._waiting and self._room.place_free(weights)
@@ -144,33 +120,13 @@ class Loads:
         memory = self._board.memory
         return weights.nbytes <= memory.statistics().free if memory.shares_pool else self._place_free(weights)
 
-    def _no_room(self, weights: Weights) -> None:
-        """A load that may not make others go ends without one, and is no failure."""
-        model = weights.model
-        model.incoming = None
-        free = self._board.memory.statistics().free
-        self._settled(model.name, failures.no_free_memory(model.name, weights.nbytes, free))
-        self._board.changed(model)
-        self._standing.pursue(model)
-
-    def _fetched(
-        self, weights: Weights, begun_as: Purpose, result: Transfer | Exception, seconds: float, *, keep: bool
-    ) -> None:
-        self._fetching[begun_as is Purpose.WANTED] -= 1
-        weights.work_seconds += seconds
-        if keep and not self._board.keeps(weights.bundle):
-            self._loader.unkeep(weights.bundle)
-        elif keep and not weights.cancelled and not isinstance(result, Exception):
-            weights.model.kept = result.kept
+    def _fetched(self, weights: Weights, result: Transfer | Exception | None) -> None:
         if isinstance(result, Exception):
-            if not weights.cancelled:
-                self._failed(weights, failures.of_error(weights.model.name, result))
-        elif weights.cancelled:
-            self._loader.discard(result)
-        elif weights.purpose is Purpose.HOST:
+            self._failed(weights, refusals.of_error(weights.model.name, result))
+        elif result is not None and weights.purpose is Purpose.HOST:
             self._loader.discard(result)
             self._on_host(weights, kept=result.kept)
-        else:
+        elif result is not None:
             weights.transfer = result
             self._on_the_way(weights)
         self._turn()
@@ -184,12 +140,12 @@ class Loads:
             insort(self._waiting, weights, key=lambda w: w.ticket)
         else:
             self._discard(weights)
-            self._no_room(weights)
+            self._failures.no_room(weights)
 
     def _on_host(self, weights: Weights, *, kept: bool) -> None:
         model = weights.model
         if not kept:
-            self._failed(weights, failures.no_host_copy(model.name, weights.nbytes))
+            self._failed(weights, refusals.no_host_copy(model.name, weights.nbytes))
             return
         model.incoming = None
         model.refusal, model.failures, model.retry_at = None, 0, 0.0
@@ -209,7 +165,7 @@ class Loads:
                     self._fill(weights)
                 else:
                     self._discard(weights)
-                    self._no_room(weights)
+                    self._failures.no_room(weights)
                 continue
             answer = self.infeasible(weights.model.spec) or self._without_old(weights) or self._room.place(weights)
             if isinstance(answer, Wait):
@@ -252,7 +208,7 @@ class Loads:
         if weights.cancelled:
             self._board.abandon(weights)
         elif error is not None:
-            self._failed(weights, failures.of_error(weights.model.name, error))
+            self._failed(weights, refusals.of_error(weights.model.name, error))
         else:
             self._ready(weights)
         self._turn()
@@ -277,7 +233,7 @@ class Loads:
         model.live, model.incoming = weights, None
         weights.unused, model.wanted, model.deferred = model.wanted, False, False
         model.refusal, model.failures, model.retry_at = None, 0, 0.0
-        self._no_block.pop(model.name, None)
+        self._failures.forget(model.name)
         pinned = model.spec.wish is ResidencyWish.DEVICE
         board.memory.pin(weights.extent, pinned=pinned)
         board.tell(lambda: board.listener.loaded(model.name))
@@ -300,11 +256,7 @@ class Loads:
             self._discard(weights)
         if weights.phase is not Phase.FILLING:
             self._board.abandon(weights)
-        self._settled(weights.model.name, failures.not_served(weights.model.name))
-
-    def forget(self, name: str) -> None:
-        """A model is no longer waited for by anybody."""
-        self._no_block.pop(name, None)
+        self._settled(weights.model.name, refusals.not_served(weights.model.name))
 
     def _discard(self, weights: Weights) -> None:
         if weights.transfer is not None:
@@ -312,37 +264,8 @@ class Loads:
             weights.transfer = None
 
     def _failed(self, weights: Weights, refusal: Refusal, *, recorded: bool = False) -> None:
-        board, model = self._board, weights.model
-        board.abandon(weights)
-        model.incoming = None
-        model.failures += 1
-        final = refusal.reason is Reason.BUNDLE_INVALID
-        pause = failures.retry_pause(model.failures)
-        if refusal.retry_after_seconds is not None:
-            refusal = replace(refusal, retry_after_seconds=pause)
-        refusal = failures.with_victims(refusal, weights.evicted)
-        model.refusal = refusal
-        model.retry_at = math.inf if final else board.clock() + pause
-        if refusal.reason is Reason.NOT_CONTIGUOUS:
-            self._no_block[model.name] = weights.nbytes
-        if not recorded:
-            board.ledger.decide(
-                model=model.name,
-                kind="load",
-                verdict="refused",
-                needed=weights.nbytes,
-                memory=board.memory.statistics(),
-                evicted=weights.evicted,
-                moved=weights.moved,
-                refusal=refusal,
-            )
-        if model.wanted:
-            model.wanted = False
-            board.tell(lambda: board.listener.refused(model.name, refusal))
-        board.changed(model)
-        self._settled(model.name, refusal)
-        if not final:
-            self._standing.later(model, pause)
+        self._board.abandon(weights)
+        self._failures.failed(weights, refusal, recorded=recorded)
 
     def _bring_back(self, names: tuple[str, ...]) -> None:
         """After a fallback compaction the most valuable of those that had to go come back, as far as they fit."""
@@ -376,7 +299,7 @@ class Loads:
     def largest_waiting(self) -> int:
         """Bytes of the largest model that waits for room, or was refused a block of it."""
         waiting = max((weights.nbytes for weights in self._waiting), default=0)
-        return max(waiting, max(self._no_block.values(), default=0))
+        return max(waiting, self._failures.largest_refused)
 
 
 def _draining(weights: Weights) -> Resident:

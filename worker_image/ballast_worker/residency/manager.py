@@ -11,16 +11,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ballast_contract.config import ResidencyWish
 from ballast_contract.reasons import Reason
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.memory import DeviceMemory, DeviceMemoryError, Lease
 from ballast_worker.host.store import HostStore
-from ballast_worker.residency import failures
+from ballast_worker.residency import refusals
 from ballast_worker.residency.board import Board
 from ballast_worker.residency.compaction import Compactor
 from ballast_worker.residency.demand import Decision, Demand, Readiness, Refusal
 from ballast_worker.residency.exclusion import Exclusion
+from ballast_worker.residency.failures import Failures
 from ballast_worker.residency.ledger import Ledger
 from ballast_worker.residency.loader import Loader
 from ballast_worker.residency.loads import Loads
@@ -33,6 +33,7 @@ from ballast_worker.residency.protocol import (
     ResidentModel,
 )
 from ballast_worker.residency.records import Intents, Model, Purpose, Weights
+from ballast_worker.residency.registry import Registry
 from ballast_worker.residency.standing import Standing
 
 REFUSAL_KEPT_SECONDS = 1.0
@@ -72,7 +73,6 @@ class ResidencyManager:
         """
         self._store = store
         self._post = post
-        self._loader = loader
         self._ledger = Ledger(wall_clock=wall_clock)
         self._board = Board(
             memory=memory,
@@ -88,19 +88,29 @@ class ResidencyManager:
         )
         self._compactor = Compactor(self._board)
         after = after or partial(_timer, post)
-        self._standing = Standing(board=self._board, after=after, turn=self._turn)
+        standing = Standing(board=self._board, after=after, turn=self._turn)
         self._exclusion = Exclusion(self._board)
+        failures = Failures(board=self._board, standing=standing, settled=self._compactor.settled)
         self._loads = Loads(
             board=self._board,
             loader=loader,
-            standing=self._standing,
+            standing=standing,
             exclusion=self._exclusion,
+            failures=failures,
             scratch_limit=scratch_limit,
             after=after,
             turn=self._turn,
             settled=self._compactor.settled,
         )
-        self._generations = itertools.count(1)
+        self._registry = Registry(
+            board=self._board,
+            loader=loader,
+            loads=self._loads,
+            failures=failures,
+            standing=standing,
+            compactor=self._compactor,
+            turn_soon=self._turn_soon,
+        )
         self._turn_posted = False
         self._held_back: set[str] = set()
         self._draining: list[Weights] = []
@@ -109,81 +119,11 @@ class ResidencyManager:
 
     def register(self, model: ResidentModel) -> Refusal | None:
         """See `Residency.register`."""
-        refusal = self._loads.infeasible(model)
-        if refusal is not None:
-            return refusal
-        known = self._board.models.get(model.name)
-        if known is None:
-            known = self._board.add(model, next(self._generations))
-            self._board.changed(known)
-        else:
-            self._replace(known, model)
-        self._standing.pursue(known)
-        self._turn_soon()
-        return None
-
-    def _replace(self, known: Model, spec: ResidentModel) -> None:
-        old = known.spec
-        other_bytes = old.bundle.digest != spec.bundle.digest
-        self._board.specify(known, spec)
-        if known.kept and (other_bytes or spec.wish is not ResidencyWish.SYSTEM):
-            self._unkeep(known, old.bundle)
-        if other_bytes or old.bundle.weights_identity != spec.bundle.weights_identity or old.wish is not spec.wish:
-            known.refusal, known.failures, known.retry_at = None, 0, 0.0
-        if other_bytes:
-            known.generation = next(self._generations)
-            known.reload_seconds = None
-            if known.incoming is not None:
-                self._loads.cancel(known.incoming)
-                if known.wanted and known.live is None:
-                    self._board.ask(known, Purpose.WANTED)
-        elif known.live is not None:
-            self._board.memory.pin(known.live.extent, pinned=spec.wish is ResidencyWish.DEVICE)
-        self._board.changed(known)
-
-    def _unkeep(self, model: Model, bundle: Bundle) -> None:
-        model.kept = False
-        if not self._board.keeps(bundle):
-            self._loader.unkeep(bundle)
+        return self._registry.register(model)
 
     def forget(self, name: str, done: Callable[[], None]) -> None:
         """See `Residency.forget`."""
-        board = self._board
-        model = board.models.get(name)
-        if model is None:
-            board.tell(done)
-            board.flush()
-            return
-        board.specify(model, None)
-        self._ledger.drop(name)
-        self._loads.forget(name)
-        model.intent = 0
-        self._held_back.discard(name)
-        if model.kept:
-            self._unkeep(model, model.spec.bundle)
-        if model.wanted:
-            model.wanted = False
-            board.tell(lambda: board.listener.refused(name, failures.not_served(name)))
-        remaining = [weights for weights in board.extents.values() if weights.model is model]
-
-        def gone(weights: Weights) -> None:
-            remaining.remove(weights)
-            if not remaining:
-                board.tell(done)
-
-        for weights in remaining:
-            weights.gone = partial(gone, weights)
-        if not remaining:
-            board.tell(done)
-        if model.incoming is not None:
-            self._loads.cancel(model.incoming)
-        if model.live is not None:
-            board.retire(model.live)
-            model.live = None
-        self._compactor.settled(name, failures.not_served(name))
-        board.tell(lambda: board.listener.changed(name))
-        self._turn_soon()
-        board.flush()
+        self._registry.forget(name, done)
 
     def fill_free(self) -> None:
         """Load on-demand models into memory that is free now, largest first, evicting nothing: once, after the start."""
@@ -199,7 +139,7 @@ class ResidencyManager:
         board = self._board
         model = board.models.get(name)
         if model is None:
-            return failures.not_served(name)
+            return refusals.not_served(name)
         if model.live is not None:
             if not board.quiet and not model.live.draining:
                 return Readiness.READY
