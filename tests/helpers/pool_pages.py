@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ballast_worker.host.directory import SEGMENT_PREFIX, TABLE_FILE, boot_id
 from ballast_worker.host.pages import PAGE_BYTES
-from ballast_worker.host.table import Table, TableFile
+from ballast_worker.host.table import Table
+from ballast_worker.host.table_file import TableFile
 
 
 def faults(directory: Path, *, strays: bool = False) -> list[str]:

@@ -17,7 +17,7 @@ from helpers.plain_bundles import packed_bytes
 
 from ballast_contract.reasons import Reason
 from ballast_worker.bundle.weights import WeightsFile
-from ballast_worker.host import table
+from ballast_worker.host import table_file
 from ballast_worker.host.limits import Available
 
 MIB = 1 << 20
@@ -178,7 +178,7 @@ def test_full_while_a_file_is_read_that_copy_is_made(blind, small_mount, bundle,
 def test_full_when_the_table_must_grow_that_copy_is_not_made_and_the_others_stay(
     blind, small_mount, bundle, read, monkeypatch
 ):
-    monkeypatch.setattr(table, "FIRST_COPY_BYTES", 512)
+    monkeypatch.setattr(table_file, "FIRST_COPY_BYTES", 512)
     store = blind(40)
     first = [bundle(f"m{index}", 1) for index in range(3)]
     for one in first:

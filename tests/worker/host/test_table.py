@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 
 from ballast_worker.bundle.files import FileIdentity
-from ballast_worker.host import table as module
+from ballast_worker.host import table_file as module
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.pages import Run
-from ballast_worker.host.table import EMPTY, MAX_COPY_BYTES, Entry, State, TableFile
+from ballast_worker.host.table import EMPTY, Entry, State
+from ballast_worker.host.table_file import MAX_COPY_BYTES, TableFile
 
 
 @pytest.fixture

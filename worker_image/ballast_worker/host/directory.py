@@ -14,7 +14,7 @@ from pathlib import Path
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.lockbytes import ALLOCATION_BYTE, PRESENCE_BYTE, TABLE_BYTE
 from ballast_worker.host.locks import Holding, Locks, held_by_others
-from ballast_worker.host.table import TableFile
+from ballast_worker.host.table_file import TableFile
 from ballast_worker.host.trust import OTHERS_WRITE, check_directory, check_file
 
 _log = logging.getLogger(__name__)

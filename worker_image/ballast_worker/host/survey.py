@@ -13,7 +13,8 @@ from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.lockbytes import entry_byte, keep_byte
 from ballast_worker.host.locks import Holding, held_by_others
 from ballast_worker.host.pages import PAGE_BYTES
-from ballast_worker.host.table import State, TableFile
+from ballast_worker.host.table import State
+from ballast_worker.host.table_file import TableFile
 
 
 @dataclass(frozen=True, slots=True)
