@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -107,6 +108,13 @@ class Running:
         """The value of one series, as `name{labels}`."""
         _, text = self.page("/metrics")
         return next(float(row.rpartition(" ")[2]) for row in text.splitlines() if row.rpartition(" ")[0] == line)
+
+    def until_metric(self, line: str, least: float) -> None:
+        """Wait until a series has at least this value: the other side may hear of something before it is counted."""
+        deadline = time.monotonic() + 20
+        while (value := self.metric(line)) < least:
+            assert time.monotonic() < deadline, f"{line} is {value}"
+            time.sleep(0.01)
 
     def stop(self) -> None:
         """End it, whatever it is doing."""
