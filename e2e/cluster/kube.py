@@ -54,7 +54,7 @@ class Kube:
     def ready(self, *pods: str) -> None:
         """Wait until pods are ready; what kept one from it is in the error."""
         try:
-            self.run("wait", "--for=condition=Ready", "--timeout=90s", *(f"pod/{pod}" for pod in pods))
+            self.run("wait", "--for=condition=Ready", "--timeout=180s", *(f"pod/{pod}" for pod in pods))
         except ClusterError as error:
             raise ClusterError(f"{error}\n{self.run('describe', 'pod', *pods, check=False).stdout}") from error
 
