@@ -3,7 +3,7 @@
 """Write every generated file: gRPC stubs, CRDs, the chart's roles and values schema, reference documents.
 
 Each has one source: the .proto files, the API models, the operator's permissions, the chart's values.yaml, the worker's
-configuration, the list of reasons, the metrics in the code.
+configuration, the list of reasons, the metrics in the code, the parsers of the commands.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator"), str(ROOT / "worker_image")]
 
-from e2e.generators import crds, metrics, reference, roles, stubs, values  # noqa: E402 - found through the path above
+from e2e.generators import commands, crds, metrics, reference, roles, stubs, values  # noqa: E402 - found through the path above
 
 
 def outputs() -> dict[Path, str]:
     """Every generated file with what belongs into it."""
-    parts = (stubs, crds, roles, values, reference, metrics)
+    parts = (stubs, crds, roles, values, reference, metrics, commands)
     return {ROOT / name: text for part in parts for name, text in part.outputs(ROOT).items()}
 
 

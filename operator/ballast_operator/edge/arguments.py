@@ -20,7 +20,7 @@ Every option has a variable: BALLAST_OPERATOR_ and the option in upper snake cas
 BALLAST_OPERATOR_WORKER_IMAGE=registry.example/ballast-worker:1.0; the command line wins.
 
 examples:
-  in a pod, all namespaces      ballast-operator run --worker-image registry.example/ballast-worker:1.0 \
+  in a pod, all namespaces      ballast-operator run --worker-image registry.example/ballast-worker:1.0 \\
                                   --operator-image registry.example/ballast-operator:1.0
   two namespaces                ballast-operator run --namespace team-a --namespace team-b --worker-image ...
   from a workstation            ballast-operator run --kubeconfig ~/.kube/config --lease-namespace default --worker-image ...
@@ -54,7 +54,7 @@ class Arguments:
 
 def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Arguments:
     """Read the command line and the environment; ends the process with a message when they make no sense."""
-    parser = _parser(environment)
+    parser = command_line(environment)
     given = parser.parse_args(argv)
     in_pod = "KUBERNETES_SERVICE_HOST" in environment
     kubeconfig = given.kubeconfig
@@ -96,7 +96,9 @@ def version() -> str:
         return "unknown"
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+def command_line(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser of its arguments, with the defaults that an environment gives."""
+
     def default(option: str, otherwise: str | None = None) -> str | None:
         return environment.get(PREFIX + option.upper().replace("-", "_"), otherwise)
 

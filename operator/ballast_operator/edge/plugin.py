@@ -34,7 +34,7 @@ class UnknownName(Exception):  # noqa: N818 - an answer to a person, not a fault
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; ends the process with 0, or 1 when kubectl refuses or a name is not known."""
-    given = _parser().parse_args(argv)
+    given = command_line().parse_args(argv)
     options = [
         part for name in ("context", "kubeconfig") if (value := getattr(given, name)) for part in (f"--{name}", value)
     ]
@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The parser of its arguments."""
     common = Parser(add_help=False)
     common.add_argument("-n", "--namespace", metavar="NAME", help="of the objects (default: that of the context)")
     common.add_argument("--context", metavar="NAME", help="context of the kubeconfig")

@@ -48,7 +48,7 @@ class InputError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; ends the process with 0, or 2 when the input makes no sense."""
-    given = _parser().parse_args(argv)
+    given = command_line().parse_args(argv)
     try:
         outcome = _simulate(given)
     except InputError as error:
@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(json.dumps(_figures(outcome)) if given.json else _table(outcome))
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The parser of its arguments."""
     parser = Parser(
         prog="ballast-simulate",
         description="Plays a trace of calls against a WeightBudget: load balance, moves, reloads, refusals.",

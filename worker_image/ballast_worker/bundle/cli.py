@@ -38,7 +38,7 @@ Calls FACTORY, which returns the keyword arguments of ballast_worker.bundle.writ
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 when a bundle is wrong, 2 when the command is."""
-    parser = _parser()
+    parser = command_line()
     given = list(sys.argv[1:] if arguments is None else arguments)
     commands = ("pack", "inspect", "verify")
     if given and not given[0].startswith("-") and given[0] not in commands:
@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> Parser:
+def command_line() -> Parser:
+    """The parser of its arguments."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog="ballast-bundle", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
@@ -91,7 +92,7 @@ def _parser() -> Parser:
         "inspect", help="show what a bundle holds", epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False,
         description="Reads the manifest and the header of the weights; neither JAX nor the weights are loaded.",
     )  # fmt: skip
-    inspect.add_argument("directory", metavar="DIR", type=Path)
+    inspect.add_argument("directory", metavar="DIR", type=Path, help="directory of the bundle")
     inspect.add_argument("--json", action="store_true", help="print one JSON document, with every tensor")
     inspect.set_defaults(run=_inspect)
 
@@ -99,7 +100,7 @@ def _parser() -> Parser:
         "verify", help="check every byte", epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False,
         description="Checks manifest, headers, the exported function and all digests. Exit code 1 and a reason when wrong.",
     )  # fmt: skip
-    verify.add_argument("directory", metavar="DIR", type=Path)
+    verify.add_argument("directory", metavar="DIR", type=Path, help="directory of the bundle")
     verify.add_argument("--quiet", action="store_true", help="print nothing when all is well")
     verify.set_defaults(run=_verify)
     return parser

@@ -42,7 +42,7 @@ The exit code of --remove is 0 when there is no pool in DIR any more, and 1 when
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = command_line().parse_args(arguments)
     command = parsed.command or "serve"
     try:
         config = load(getattr(parsed, "file", None) or parsed.config, os.environ)
@@ -87,7 +87,8 @@ def prepare_process(config: WorkerConfig) -> None:
     sys.setswitchinterval(1e-4)
 
 
-def _parser() -> Parser:
+def command_line() -> Parser:
+    """The parser of its arguments."""
     parser = Parser(
         prog="ballast-worker",
         description="Serves many models on one device: weights are swapped in from host memory when they are called.",
