@@ -39,7 +39,7 @@ class Reason(StrEnum):
     WORKERS_STARTING = "WorkersStarting"
     """Worker pods are not ready yet."""
     NOT_REQUESTED = "NotRequested"
-    """The object asks for no copies, so nothing is served."""
+    """The object asks for no copies, or its WeightBudget for no workers, so nothing is served."""
     UNKNOWN = "Unknown"
     """Not known yet."""
 

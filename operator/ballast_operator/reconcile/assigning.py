@@ -224,7 +224,7 @@ async def _write_down(
         raise failed[0]
 
 
-def note_obstacles(world: World, pool: Pool, models: Sequence[Model], crew: Crew) -> None:
+def note_obstacles(world: World, pool: Pool, spec: WeightBudgetSpec, models: Sequence[Model], crew: Crew) -> None:
     """Find what keeps each model from its workers, and call for the models of which that is something new."""
     trouble = pool.creation or worst(w.pod.trouble for w in crew if w.pod.trouble is not None)
     idle = not any(worker.available for worker in crew)
@@ -232,7 +232,10 @@ def note_obstacles(world: World, pool: Pool, models: Sequence[Model], crew: Crew
     for model in models:
         placement = pool.placements.get(model.uid)
         placed = crew.by_name.keys() & set(pool.targets.get(model.uid, ()))
-        if idle and not placed:
+        if not spec.workers.replicas:
+            budget = model.spec.budget_ref.name
+            found[model.uid] = Rejection(Reason.NOT_REQUESTED, f"spec.workers.replicas of WeightBudget '{budget}' is 0")
+        elif idle and not placed:
             if trouble is not None:
                 found[model.uid] = Rejection(trouble.reason, trouble.message)
         elif model.uid in pool.waiting:

@@ -68,6 +68,8 @@ def _plan_fits(now: Situation) -> Fact:
         return yes(Reason.PLAN_FITS, f"on {len(fitting)} of {len(reporting)} workers that report")
     if reporting:
         return unknown(Reason.MEASURING, "no worker has made its plan yet")
+    if not (isinstance(now.verdict, Rejection) or now.verdict.workers.replicas):
+        return unknown(Reason.NOT_REQUESTED, "spec.workers.replicas is 0")
     return unknown(Reason.WORKERS_STARTING, "no worker has reported yet")
 
 

@@ -135,7 +135,7 @@ def _degraded(now: Situation, model: Model, copies: Sequence[Copy], ready: Fact)
     for copy in copies:
         if copy.failure is not None:
             return yes(_word(copy.failure.reason), f"worker {copy.name}: {copy.failure.message}")
-    if now.obstacle is not None and copies:
+    if now.obstacle is not None and now.obstacle.reason is not Reason.NOT_REQUESTED and copies:
         return yes(now.obstacle.reason, now.obstacle.message)
     if (
         now.bundle is not None

@@ -63,7 +63,7 @@ class Placement:
             commands.start_compaction(world, obj, pool, commands.plan_compaction(mode, ready, asked=asked))
         self._compact_moved(obj, pool, spec, now)
         assigning.judge_size(world, obj, pool, models)
-        assigning.note_obstacles(world, pool, models, now)
+        assigning.note_obstacles(world, pool, spec, models, now)
         return [timer for timer in timers if timer is not None]
 
     async def _place(

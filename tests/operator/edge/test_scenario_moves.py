@@ -180,6 +180,8 @@ async def test_a_pool_shrinks_grows_and_goes_to_nothing_and_every_worker_that_en
     assert gap.without == []
     await pool.budget(replicas=0)
     await count(0)
+    for name in NAMES:
+        await pool.until_condition(MODELS, name, "Ready", "False", "NotRequested")
     await pool.budget(replicas=1)
     await _ready(pool, *NAMES)
 

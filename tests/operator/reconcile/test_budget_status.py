@@ -221,7 +221,9 @@ def test_a_budget_that_is_not_accepted_says_why_and_shows_its_workers(build: Bui
 
 
 def test_no_workers_wanted_and_paused(build: Builder):
-    assert said(situation(replicas=0))["WorkersReady"] == ("False", "NotRequested")
+    found = said(situation(replicas=0))
+    assert found["WorkersReady"] == found["Ready"] == ("False", "NotRequested")
+    assert found["PlanFits"] == ("Unknown", "NotRequested")
     assert said(situation(build.worker("a", state=state()), paused=True))["Accepted"] == ("True", "Paused")
 
 

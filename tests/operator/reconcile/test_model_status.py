@@ -201,6 +201,15 @@ def test_no_copies_wanted(build: Builder):
     assert said(now)["Ready"] == ("False", "NotRequested")
 
 
+def test_a_pool_scaled_to_nothing_is_not_asked_for_copies_and_answers_until_its_workers_have_ended(build: Builder):
+    nothing = Rejection(Reason.NOT_REQUESTED, "spec.workers.replicas of WeightBudget 'default' is 0")
+    found = said(situation(build, build.worker("a", build.state(), terminating=True), obstacle=nothing))
+    assert (found["Placed"], found["Ready"]) == (("False", "NotRequested"), ("True", "Ready"))
+    assert found["Degraded"] == ("False", "AsExpected")
+    found = said(situation(build, obstacle=nothing))
+    assert found["Placed"] == found["Loaded"] == found["Ready"] == ("False", "NotRequested")
+
+
 def test_a_foreign_service_is_no_ready_model_and_shows_the_pool_s_address(build: Builder):
     now = situation(build, build.worker("a", build.state()), conflict="Service 'minilm' exists")
     found = said(now)
