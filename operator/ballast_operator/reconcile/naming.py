@@ -88,6 +88,11 @@ def owner_kind(obj: Object) -> str | None:
     return _controller(obj).get("kind")
 
 
+def budget_of(obj: Object) -> str | None:
+    """The name of the WeightBudget that controls the object, or None; labels can be taken away, this cannot be mistaken."""
+    return _controller(obj).get("name") if owner_kind(obj) == BUDGETS.kind else None
+
+
 def _controller(obj: Object) -> Object:
     references = obj["metadata"].get("ownerReferences", ())
     return next((reference for reference in references if reference.get("controller")), {})

@@ -51,6 +51,7 @@ class Pod:
     finished: bool
     """It ended for good: failed, evicted or completed."""
     spec_hash: str
+    """Empty where it lacks a label by which it is selected: it is replaced then."""
     template_hash: str
     update_token: str
     config_name: str
@@ -160,6 +161,7 @@ def read(obj: Object) -> Pod:
     finished = status.get("phase") in ("Failed", "Succeeded")
     ips = [entry["ip"] for entry in status.get("podIPs", ())] or [status.get("podIP", "")]
     volumes = {v.get("name"): v for v in spec.get("volumes", ())}
+    selected = naming.worker_selector(naming.budget_of(obj) or "").items() <= metadata.get("labels", {}).items()
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -170,7 +172,7 @@ def read(obj: Object) -> Pod:
         pending=status.get("phase", "Pending") == "Pending",
         terminating="deletionTimestamp" in metadata,
         finished=finished,
-        spec_hash=annotations.get(naming.ANNOTATION_SPEC_HASH, ""),
+        spec_hash=annotations.get(naming.ANNOTATION_SPEC_HASH, "") if selected else "",
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         update_token=annotations.get(naming.ANNOTATION_UPDATE_TOKEN, ""),
         config_name=volumes.get("config", {}).get("configMap", {}).get("name", ""),

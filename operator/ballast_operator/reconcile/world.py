@@ -61,7 +61,7 @@ def make_caches() -> dict[Resource, Cache]:
     return {
         resources.MODELS: Cache({"budget": wishes.budget_name, "served": _served}),
         resources.BUDGETS: Cache(),
-        resources.PODS: Cache({"uid": lambda obj: str(obj["metadata"]["uid"]), **by_budget}),
+        resources.PODS: Cache({"uid": lambda obj: str(obj["metadata"]["uid"]), "budget": naming.budget_of}),
         resources.SERVICES: Cache(by_budget),
         resources.ENDPOINT_SLICES: Cache({"service": _label(naming.SERVICE_LABEL), **by_budget}),
         resources.CONFIG_MAPS: Cache(by_budget),
@@ -178,7 +178,7 @@ class World:
                 for model in self.caches[resources.MODELS].group("budget", namespace, name):
                     yield model_key(namespace, model["metadata"]["name"])
         elif resource == resources.PODS:
-            yield budget_key(namespace, labels.get(names.LABEL_BUDGET, ""))
+            yield budget_key(namespace, naming.budget_of(obj) or "")
             if _presence(change.before) != _presence(change.after):
                 yield from self._held_by(obj)
         else:
@@ -193,7 +193,7 @@ class World:
         if link is not None and link.desired is not None:
             yield from (_key_of_object(message.object) for message in link.desired.models)
             return
-        namespace, budget = metadata.get("namespace", ""), metadata.get("labels", {}).get(names.LABEL_BUDGET, "")
+        namespace, budget = metadata.get("namespace", ""), naming.budget_of(pod) or ""
         pool = self.pool(namespace, budget)
         if pool is None:
             return

@@ -51,6 +51,23 @@ async def test_a_namespace_that_enforces_the_restricted_level_takes_the_pods(bar
     await bare.until_condition(BUDGETS, "default", "Ready", "True")
 
 
+async def test_a_worker_whose_label_was_removed_by_force_is_replaced_and_its_models_are_served_meanwhile(pool: Rig):
+    await pool.budget(replicas=2)
+    await pool.model("minilm", residency="device")
+    await pool.until_condition(MODELS, "minilm", "Ready", "True")
+    bare = await _serving(pool, "minilm")
+    ready = await pool.transition(MODELS, "minilm", "Ready")
+    await pool.client.patch(PODS, pool.namespace, bare, {"metadata": {"labels": {"ballast.dev/budget": None}}})
+
+    async def replaced() -> bool:
+        return await pool.get(PODS, bare) is None and len(await pool.pods()) == 2
+
+    await pool.until(replaced)
+    await pool.until_condition(BUDGETS, "default", "WorkersReady", "True")
+    assert await _serving(pool, "minilm") != bare
+    assert await pool.transition(MODELS, "minilm", "Ready") == ready
+
+
 async def test_a_restarted_worker_is_told_again_what_it_serves(pool: Rig):
     """B23 (a)."""
     await pool.budget()

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from helpers.reconcile_objects import Builder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_contract.reasons import Reason
+from ballast_operator.reconcile import naming
 from ballast_operator.reconcile.pods import Trouble, Wanted, plan, read, worst
 
 WANTED = Wanted(replicas=2, spec_hash="spec", template_hash="template", update_token="")
@@ -201,6 +204,20 @@ def test_troubles_are_read_from_the_status(status, reason, text, code):
 def test_a_container_that_restarted_once_and_runs_is_no_trouble():
     running = container(ready=True, state={"running": {}}, lastState={"terminated": {"exitCode": 1}})
     assert read(pod_object(phase="Running", containerStatuses=[running])).trouble is None
+
+
+@pytest.mark.parametrize("lacking", ["ballast.dev/budget", "app.kubernetes.io/component"])
+def test_a_pod_without_a_label_that_selects_it_stays_its_budgets_and_is_replaced(build: Builder, lacking):
+    pod = pod_object()
+    pod["metadata"] |= {
+        "labels": naming.labels(component="worker", budget="default"),
+        "annotations": {naming.ANNOTATION_SPEC_HASH: "spec"},
+        "ownerReferences": naming.owner("WeightBudget", build.budget_object()),
+    }
+    assert not WANTED.outdated(dataclasses.replace(read(pod), template_hash="template"))
+    del pod["metadata"]["labels"][lacking]
+    assert WANTED.outdated(read(pod))
+    assert naming.budget_of(pod) == "default"
 
 
 def test_the_worst_trouble_is_told_first():
