@@ -353,6 +353,11 @@ class Rig:
     async def set_ready(self, name: str, ready: bool) -> None:
         await self.set_pod_status(name, conditions=[_ready(ready)])
 
+    async def lose_sight(self, name: str) -> None:
+        """Call a pod not Ready as the node controller does when it has not heard of the node: against the kubelet's word."""
+        kubelets = {"type": "ContainersReady", "status": "True"}
+        await self.set_pod_status(name, conditions=[_ready(False), kubelets])
+
     async def run_pod(self, pod: dict[str, Any]) -> FakeWorker:
         """Bind a pod to a node, start a worker for it, and call it Ready."""
         name = pod["metadata"]["name"]

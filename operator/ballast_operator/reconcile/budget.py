@@ -146,7 +146,7 @@ class BudgetReconciler:
         now = crew.crew_of(world, found, leaving=pool.draining)
         held = holding.models_held(pool.holders)
         movable = sum(w.available for w in now) > 1 or (bool(pool.draining) and any(w.available for w in now))
-        plan = pods.plan(wanted, found, models=held, movable=movable)
+        plan = pods.plan(wanted, [w.pod for w in now], models=held, movable=movable)
         pool.blocked = ""
         if plan.updating and plan.drain and plan.drain[0].uid not in pool.draining:
             inputs = assigning.gather(pool, spec, models, now)

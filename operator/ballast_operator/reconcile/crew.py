@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -67,9 +68,20 @@ def join(world: World, namespace: str, budget: str, found: Sequence[Pod]) -> Non
 
 
 def crew_of(world: World, found: Sequence[Pod], *, leaving: frozenset[str] = frozenset()) -> Crew:
-    """The pods with what they last reported."""
+    """The pods with what they last reported.
+
+    After minutes without an API server Kubernetes calls every pod not ready of whose node it has not heard again yet; one
+    that we hear is as ready as its kubelet last said.
+    """
     now = world.fleet.now()
-    return Crew([Worker(pod, world.fleet.view(pod.uid), now, leaving=pod.uid in leaving) for pod in found])
+
+    def worker(pod: Pod) -> Worker:
+        seen = Worker(pod, world.fleet.view(pod.uid), now, leaving=pod.uid in leaving)
+        if seen.heard and pod.containers_ready and not pod.ready:
+            return dataclasses.replace(seen, pod=dataclasses.replace(pod, ready=True))
+        return seen
+
+    return Crew([worker(pod) for pod in found])
 
 
 def all_trust(world: World, authorities: str) -> bool:

@@ -44,7 +44,9 @@ class Pod:
     ip: str
     created: str
     ready: bool
-    """The kubelet says that it answers its readiness probe."""
+    """Kubernetes says that it answers its readiness probe."""
+    containers_ready: bool
+    """The kubelet said so last. Where a pod is not ready for all that, Kubernetes has not heard of its node."""
     pending: bool
     """Not all of its containers have started yet."""
     terminating: bool
@@ -169,6 +171,7 @@ def read(obj: Object) -> Pod:
         ip=ips[0],
         created=metadata.get("creationTimestamp", ""),
         ready=conditions.get("Ready", {}).get("status") == "True" and not finished,
+        containers_ready=conditions.get("ContainersReady", {}).get("status") == "True" and not finished,
         pending=status.get("phase", "Pending") == "Pending",
         terminating="deletionTimestamp" in metadata,
         finished=finished,

@@ -119,6 +119,25 @@ async def test_a_pod_that_is_not_ready_loses_its_endpoint(pool: Rig):
     await pool.until_condition(MODELS, "minilm", "Ready", "True")
 
 
+async def test_a_worker_that_is_heard_answers_although_kubernetes_has_not_heard_of_its_node(pool: Rig):
+    """After an outage of the API server every pod is called not Ready before the kubelets have spoken again."""
+    await pool.budget(replicas=2)
+    await pool.model("minilm")
+    name = await _serving(pool, "minilm")
+    ready, uids = await pool.transition(MODELS, "minilm", "Ready"), await _uids(pool)
+    before = await pool.endpoints("minilm")
+    for each in list(pool.workers):
+        await pool.lose_sight(each)
+    await pool.model("later")
+    await pool.until_condition(MODELS, "later", "Ready", "True")
+    assert (await pool.condition(BUDGETS, "default", "WorkersReady"))[0] == "True"
+    assert (await pool.transition(MODELS, "minilm", "Ready"), await _uids(pool)) == (ready, uids)
+    assert await pool.endpoints("minilm") == before
+    pool.workers[name].silent = True
+    await pool.until_condition(MODELS, "minilm", "Ready", "False", "WorkersStarting")
+    assert await pool.endpoints("minilm") == {}
+
+
 async def test_a_new_operator_keeps_pods_assignments_and_conditions_and_has_a_higher_epoch(bare: Rig):
     """B25, B27."""
     first = bare.start_operator()
