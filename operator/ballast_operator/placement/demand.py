@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 WorkerModel = tuple[str, str]
 """Worker instance and model."""
@@ -28,15 +29,20 @@ class Demand:
     Args:
         rate: Requests per second.
         cost: Device seconds per request; None until a request was measured.
+        weight: What all windows so far weigh together; it comes near 1 with time, and is 0 before the first.
     """
 
     rate: float
     cost: float | None
+    weight: float = 1.0
 
     @property
     def utilization(self) -> float:
         """Device seconds per second; 0.0 while the cost is not known."""
         return self.rate * self.cost if self.cost is not None else 0.0
+
+
+_UNKNOWN: Final = Demand(0.0, None, 0.0)
 
 
 def since(before: Mapping[WorkerModel, Counters], now: Mapping[WorkerModel, Counters]) -> dict[str, Counters]:
@@ -75,17 +81,20 @@ def fold(
     spent = sum(counters.compute_seconds for counters in counted.values())
     weight = 1 - 2 ** (-spent / half_life_compute_seconds)
     return {
-        model: _fold_one(known.get(model, Demand(0.0, None)), counters, weight=weight, elapsed_seconds=elapsed_seconds)
+        model: _fold_one(known.get(model, _UNKNOWN), counters, weight=weight, elapsed_seconds=elapsed_seconds)
         for model, counters in counted.items()
     }
 
 
 def _fold_one(old: Demand, counters: Counters, *, weight: float, elapsed_seconds: float) -> Demand:
-    rate = blend(old.rate, counters.requests / elapsed_seconds, weight) if elapsed_seconds > 0 else old.rate
+    """A mean over all windows: what weighs little yet, because it is new, is not taken for little demand."""
+    total = blend(old.weight, 1.0, weight)
+    share = weight / total if total else 0.0
+    rate = blend(old.rate, counters.requests / elapsed_seconds, share) if elapsed_seconds > 0 else old.rate
     if counters.requests == 0:
-        return Demand(rate, old.cost)
+        return Demand(rate, old.cost, total)
     cost = counters.compute_seconds / counters.requests
-    return Demand(rate, cost if old.cost is None else blend(old.cost, cost, weight))
+    return Demand(rate, cost if old.cost is None else blend(old.cost, cost, share), total)
 
 
 def blend(old: float, sample: float, weight: float) -> float:

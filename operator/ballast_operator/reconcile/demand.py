@@ -62,7 +62,8 @@ def restore(obj: Object | None) -> dict[str, Demand]:
     try:
         stored: dict[str, Any] = json.loads((obj or {}).get("data", {})[_KEY])
         return {
-            model: Demand(float(rate), None if cost is None else float(cost)) for model, (rate, cost) in stored.items()
+            model: Demand(float(rate), None if cost is None else float(cost), *map(float, weight))
+            for model, (rate, cost, *weight) in stored.items()
         }
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
@@ -72,7 +73,7 @@ async def store(world: World, budget: Object, pool: Pool, *, by: Key) -> None:
     """Keep the demand for the next leader."""
     namespace, name = budget["metadata"]["namespace"], budget["metadata"]["name"]
     kept = {
-        m: [round(d.rate, _DIGITS), d.cost if d.cost is None else round(d.cost, _DIGITS)]
+        m: [round(d.rate, _DIGITS), d.cost if d.cost is None else round(d.cost, _DIGITS), round(d.weight, _DIGITS)]
         for m, d in pool.demand.items()
     }
     body = {

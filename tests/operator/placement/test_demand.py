@@ -25,6 +25,20 @@ def test_the_weight_of_a_sample_follows_the_compute_seconds():
     assert fold_one(Demand(0.0, 6.0), requests=10, seconds=60.0).rate == pytest.approx(1 - 2 ** (-60 / 300))
 
 
+def test_the_first_window_is_taken_whole_however_short_and_weighs_little_against_the_next():
+    def after(old, requests, seconds):
+        counted = {"m": Counters(requests, seconds)}
+        return fold(old, counted, elapsed_seconds=10.0, half_life_compute_seconds=300.0)
+
+    first = after({}, 100, 3.0)
+    assert (first["m"].rate, first["m"].cost) == (pytest.approx(10.0), pytest.approx(0.03))
+    assert after(first, 0, 300.0)["m"].rate == pytest.approx(10.0 * 0.5 * (1 - 2**-0.01) / (1 - 2**-1.01))
+
+
+def test_windows_in_which_nobody_is_called_say_nothing():
+    assert fold_one(Demand(0.0, None, 0.0), requests=0, seconds=0.0) == Demand(0.0, None, 0.0)
+
+
 def test_an_idle_pool_keeps_what_it_knows():
     assert fold_one(Demand(2.0, 0.1), requests=0, seconds=0.0) == Demand(2.0, 0.1)
 
