@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from ballast_contract import quantities
 from e2e.demo import client, steps
-from e2e.demo.kube import condition
+from e2e.demo.kube import Kube, StepError, condition, local_environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -28,6 +30,14 @@ def cells(text, kind):
         }
         for row in rows
     ]
+
+
+@pytest.fixture
+def ballast(world, namespace):
+    """`kubectl ballast` as a user calls it: kubectl finds the plugin on PATH."""
+    environment = local_environment()
+    kube = Kube({**environment, "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"})
+    return lambda *words: kube.kubectl("ballast", *words, "--namespace", namespace)
 
 
 def test_every_column_of_every_model_and_budget_is_filled(world, namespace):
@@ -151,3 +161,39 @@ def test_a_worker_explains_its_decisions_through_its_own_port(world, namespace):
     decisions = json.loads(text)
     assert decisions
     assert {"model", "verdict"} <= set(decisions[0])
+
+
+def test_kubectl_ballast_explains_why_a_model_is_on_the_worker_that_its_status_names(ballast, world, namespace):
+    steps.command(world, "repack", "lastRepack", namespace=namespace)  # so that what it was made from is true now
+    steps.wait_ready(world, print, namespace=namespace)
+    model = world.get("inferencemodel.ballast.dev", "minilm", "-n", namespace)
+    plan = {
+        line["line"]: steps.size(line["bytes"]) for line in steps.budget(world, namespace=namespace)["status"]["plan"]
+    }
+    capacity = sum(plan[line] for line in ("code", "pinned weights", "on-demand weights"))
+    told = json.loads(ballast("explain", "all-MiniLM-L6-v2", "--json"))
+    assert (told["obstacle"], told["placement"]["name"]) == ("", "minilm")
+    assert told["status"]["conditions"] == model["status"]["conditions"]
+    candidates = {found["worker"]: found for found in told["placement"]["candidates"]}
+    assert candidates.keys() == {p["metadata"]["name"] for p in steps.worker_pods(world, namespace=namespace)}
+    assert [name for name, found in candidates.items() if found["chosen"]] == model["status"]["assignment"]["workers"]
+    assert {found["capacity_bytes"] for found in candidates.values()} == {capacity}
+    weights = steps.size(model["status"]["size"]["weights"])
+    assert 0 <= weights - told["placement"]["weightsBytes"] < 1 << 20  # the status is rounded up
+    (here,) = [line for line in ballast("explain", "minilm").splitlines() if "  here  " in line]
+    held = quantities.human(candidates[here.split()[0]]["held_bytes"])
+    assert f"{held} of {quantities.human(capacity)}" in here
+    with pytest.raises(StepError, match=r"no InferenceModel 'minilmm' in namespace .*: did you mean 'minilm'\?"):
+        ballast("explain", "minilmm")
+
+
+def test_kubectl_ballast_shows_the_plan_of_the_only_budget(ballast, world, namespace):
+    budget = steps.budget(world, namespace=namespace)
+    assert json.loads(ballast("plan", "--json"))["plan"] == budget["status"]["plan"]
+    shown = ballast("plan", "default")
+    for line in budget["status"]["plan"]:
+        assert re.search(rf"^{line['line']} +{line['bytes']} ", shown, re.MULTILINE)
+    assert re.search(r"^budget +384Mi$", shown, re.MULTILINE)
+    assert f"PlanFits True: {condition(budget, 'PlanFits')['message']}" in shown
+    with pytest.raises(StepError, match=r"no WeightBudget 'defualt' in namespace .*: did you mean 'default'\?"):
+        ballast("plan", "defualt")
