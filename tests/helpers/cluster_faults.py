@@ -19,6 +19,7 @@ from helpers.operator_rig import connect
 from ballast_operator.cluster.resources import Resource
 from e2e.cluster.commands import run
 from e2e.cluster.controlplane import control_plane_up
+from e2e.cluster.nodes import running_nodes
 from e2e.cluster.processes import Processes
 from e2e.cluster.settings import Settings
 
@@ -77,6 +78,22 @@ class Machine:
         """Bring it back, and wait until it is ready."""
         control_plane_up(self._settings)
 
+    @contextmanager
+    def speechless(self, number: int) -> Iterator[None]:
+        """Stop a node's kubelet for the block: its pods run, and nobody hears of it."""
+        kubelet = self._kubelet(number)
+        os.kill(kubelet, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(kubelet, signal.SIGCONT)
+
+    def mend(self) -> None:
+        """Undo what a test has done and not undone: every node is plugged in, and the API server is there."""
+        for number in running_nodes(self._settings):
+            run(self._settings, "ip", "link", "set", self._settings.node_link(number), "up")
+        self.start_api_server()
+
     def compact(self) -> None:
         """Have etcd forget every revision but the newest: a watch that was cut cannot go on where it was."""
         revision = self._etcd("maintenance/status", {})["header"]["revision"]
@@ -91,6 +108,13 @@ class Machine:
             yield
         finally:
             run(self._settings, "ip", "link", "set", link, "up")
+
+    def _kubelet(self, number: int) -> int:
+        name = f"{self._settings.node_name(number)}.kubelet"
+        pid = Processes(self._settings).running(name)
+        if pid is None:
+            raise LookupError(f"{name} does not run")
+        return pid
 
     def _etcd(self, method: str, body: Mapping[str, object]) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self._settings.etcd_port}/v3/{method}"

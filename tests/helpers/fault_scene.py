@@ -100,13 +100,15 @@ class Scene:
 
         return self.kube.wait_for("another leads", other, seconds=seconds)
 
-    def settled(self, *, but=frozenset(), seconds=120):
-        """Wait until every worker (but those of these names) and every model is Ready, on the workers that are assigned and
+    def settled(self, *, lost="", seconds=120):
+        """Wait until every worker (but those on a lost node) and every model is Ready, on the workers that are assigned and
         no others; returns the pods.
         """
 
         def now():
-            pods = {name: pod for name, pod in self.workers().items() if name not in but}
+            found = self.workers()
+            but = {name for name, pod in found.items() if lost and pod["spec"].get("nodeName") == lost}
+            pods = {name: pod for name, pod in found.items() if name not in but}
             if len(pods) != WORKERS or any(condition(p, "Ready").get("status") != "True" for p in pods.values()):
                 return None
             for each in (self.models()[name] for name in FACTORS):
