@@ -30,7 +30,6 @@ class Builder:
             ip=f"10.0.0.{sum(map(ord, name)) % 250}",
             created="2026-01-01T00:00:00Z",
             ready=True,
-            containers_ready=True,
             pending=False,
             terminating=False,
             finished=False,

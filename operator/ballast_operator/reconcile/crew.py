@@ -77,7 +77,7 @@ def crew_of(world: World, found: Sequence[Pod], *, leaving: frozenset[str] = fro
 
     def worker(pod: Pod) -> Worker:
         seen = Worker(pod, world.fleet.view(pod.uid), now, leaving=pod.uid in leaving)
-        if seen.heard and pod.containers_ready and not pod.ready:
+        if seen.heard and pod.out_of_sight:
             return dataclasses.replace(seen, pod=dataclasses.replace(pod, ready=True))
         return seen
 

@@ -45,8 +45,6 @@ class Pod:
     created: str
     ready: bool
     """Kubernetes says that it answers its readiness probe."""
-    containers_ready: bool
-    """The kubelet said so last. Where a pod is not ready for all that, Kubernetes has not heard of its node."""
     pending: bool
     """Not all of its containers have started yet."""
     terminating: bool
@@ -61,6 +59,8 @@ class Pod:
     trouble: Trouble | None
     shares_host_pool: bool = False
     """It mounts host memory of the node, which outlives it."""
+    out_of_sight: bool = False
+    """It is not ready against its kubelet's last word: Kubernetes has not heard of its node."""
 
     @property
     def live(self) -> bool:
@@ -161,6 +161,8 @@ def read(obj: Object) -> Pod:
     annotations = metadata.get("annotations", {})
     conditions = {c["type"]: c for c in status.get("conditions", ())}
     finished = status.get("phase") in ("Failed", "Succeeded")
+    ready = conditions.get("Ready", {}).get("status") == "True" and not finished
+    containers_ready = conditions.get("ContainersReady", {}).get("status") == "True" and not finished
     ips = [entry["ip"] for entry in status.get("podIPs", ())] or [status.get("podIP", "")]
     volumes = {v.get("name"): v for v in spec.get("volumes", ())}
     selected = naming.worker_selector(naming.budget_of(obj) or "").items() <= metadata.get("labels", {}).items()
@@ -170,8 +172,7 @@ def read(obj: Object) -> Pod:
         node=spec.get("nodeName", ""),
         ip=ips[0],
         created=metadata.get("creationTimestamp", ""),
-        ready=conditions.get("Ready", {}).get("status") == "True" and not finished,
-        containers_ready=conditions.get("ContainersReady", {}).get("status") == "True" and not finished,
+        ready=ready,
         pending=status.get("phase", "Pending") == "Pending",
         terminating="deletionTimestamp" in metadata,
         finished=finished,
@@ -182,6 +183,7 @@ def read(obj: Object) -> Pod:
         owner_uid=naming.owner_uid(obj) or "",
         trouble=_trouble(metadata["name"], status, conditions, finished=finished),
         shares_host_pool="hostPath" in volumes.get("host-pool", {}),
+        out_of_sight=containers_ready and not ready and not spec.get("readinessGates"),
     )
 
 

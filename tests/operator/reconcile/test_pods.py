@@ -220,6 +220,22 @@ def test_a_pod_without_a_label_that_selects_it_stays_its_budgets_and_is_replaced
     assert naming.budget_of(pod) == "default"
 
 
+@pytest.mark.parametrize(
+    ("ready", "containers", "spec", "expected"),
+    [
+        ("False", "True", {}, True),
+        ("True", "True", {}, False),
+        ("False", "False", {}, False),
+        ("False", "True", {"readinessGates": [{"conditionType": "balancer.example/registered"}]}, False),
+    ],
+    ids=["the node is not heard of", "ready", "the kubelet says so too", "something else is waited for"],
+)
+def test_a_pod_is_out_of_sight_when_it_is_not_ready_against_the_kubelets_word(ready, containers, spec, expected):
+    conditions = [{"type": "Ready", "status": ready}, {"type": "ContainersReady", "status": containers}]
+    found = read({**pod_object(conditions=conditions), "spec": spec})
+    assert (found.out_of_sight, found.ready) == (expected, ready == "True")
+
+
 def test_the_worst_trouble_is_told_first():
     found = [
         Trouble(Reason.UNSCHEDULABLE, "a"),
