@@ -19,9 +19,11 @@ from e2e.load.client import Client, Stream, summary
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 NAMESPACE = "ballast-moves"
-STORE = "e2e-moves"
+STORE = "e2e-moves-busy"
 FACTORS = {f"m{number:02d}": 1.0 + number for number in range(12)}
 CALLS_A_SECOND = 24.0
+TURNS = 32
+"""Of each call: so much work that where the calls go makes the load of a worker, and not the bytes that lie there."""
 LABEL = "ballast-moves=worker"
 
 BUDGET = {
@@ -39,7 +41,10 @@ BUDGET = {
         "modelStores": [{"persistentVolumeClaim": {"claimName": "models"}}],
         "device": {"budget": "160Mi", "scratch": "32Mi"},
         "host": {"budget": "256Mi", "sharing": "none"},
-        "placement": {"hysteresisPercent": 0},
+        "placement": {
+            "hysteresisPercent": 0,
+            "repack": {"firstAfterComputeSeconds": 1 << 30, "everyComputeSeconds": 1},
+        },
     },
 }
 
@@ -58,7 +63,7 @@ def pool(kube, images):
     for number, (name, factor) in enumerate(FACTORS.items()):
         path = steps.MODELS / STORE / name
         if not path.exists():
-            pack_small(path, mebibytes=4 + 2 * (number % 3), factor=factor, name="small")
+            pack_small(path, mebibytes=1 + number % 3 / 2, factor=factor, name="small", turns=TURNS)
     kube.apply(json.dumps(BUDGET), "-n", NAMESPACE)
     for name in FACTORS:
         spec = {"budgetRef": {"name": "default"}, "source": {"uri": f"pvc://models/{STORE}/{name}"}}
@@ -101,6 +106,14 @@ def streams(kube):
         for host in (address(name), pool)
         for protocol in ("http", "grpc")
     ]
+
+
+def repack(kube):
+    """Ask for one and wait until everything is where it put it; returns how many models it moved."""
+    done = steps.command(kube, "repack", "lastRepack", namespace=NAMESPACE)
+    assert done["trigger"] == "request"
+    settled(kube)
+    return done["modelsMoved"]
 
 
 def compact(kube, mode):
@@ -168,12 +181,15 @@ def test_no_call_fails_while_models_move_workers_end_and_leaders_change(pool):
     with Client(streams(kube), rates=popular, phase="steady") as client:
         time.sleep(8)  # traffic is the subject: so much of it, and demand is measured from it
         ended(client.phase)
+        client.phase = "repack"
+        moved = [repack(kube)]
+        ended(client.phase)
         client.phase, client.rates = "demand reversed", reversed_
         time.sleep(8)
         ended(client.phase)
-        client.phase = "repack"
-        moved = [steps.command(kube, "repack", "lastRepack", namespace=NAMESPACE)["modelsMoved"]]
-        settled(kube)
+        client.phase = "repack after it"
+        moved.append(repack(kube))
+        assert moved[-1] > 0
         ended(client.phase)
         for mode in ("lazy", "preload", "move"):
             client.phase = f"compaction {mode}"

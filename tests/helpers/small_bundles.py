@@ -12,13 +12,28 @@ from ballast_worker.bundle.writer import pack_bundle
 
 
 def pack_small(
-    path: Path, *, mebibytes: float = 0.001, factor: float = 2.0, max_batch: int = 2, name: str = ""
+    path: Path,
+    *,
+    mebibytes: float = 0.001,
+    factor: float = 2.0,
+    max_batch: int = 2,
+    name: str = "",
+    turns: int = 0,
 ) -> Bundle:
-    """`y = x * factor` for rows of four, with ballast weights of so many MiB that the output depends on."""
+    """`y = x * factor` for rows of four, with ballast weights of so many MiB that the output depends on.
+
+    Each turn multiplies two matrices of 256 rows that stay zero, for the work alone; with turns it needs a mebibyte.
+    """
     elements = max(4, int(mebibytes * (1 << 20)) // 4)
 
     def function(parameters, x):
-        return x * parameters["factor"] + parameters["ballast"][0]
+        y = x * parameters["factor"] + parameters["ballast"][0]
+        if turns:
+            zeros = parameters["ballast"][:65_536].reshape(256, 256) * x[0, 0]
+            for _ in range(turns):
+                zeros = zeros @ zeros
+            y = y + zeros[0, 0]
+        return y
 
     return pack_bundle(
         path,
