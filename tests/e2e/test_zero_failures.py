@@ -134,6 +134,17 @@ def drain_the_fullest_node(kube):
         kube.kubectl("uncordon", node)
 
 
+def take_a_label(kube):
+    """Take the label away by which Services and status know a worker, and wait until it is replaced."""
+    name = steps.worker_pods(kube, namespace=NAMESPACE)[0]["metadata"]["name"]
+    kube.kubectl("label", "pod", name, "-n", NAMESPACE, f"{names.LABEL_BUDGET}-")
+    kube.wait_for(
+        "the worker without a label is gone",
+        lambda: not kube.kubectl("get", "pod", name, "-n", NAMESPACE, "--ignore-not-found", "-o", "name"),
+        seconds=90,
+    )
+
+
 def kill_a_worker(kube):
     """Returns when it was still alive, and when nobody could be connected to it any more."""
     pod = steps.worker_pods(kube, namespace=NAMESPACE)[0]
@@ -197,6 +208,10 @@ def test_no_call_fails_while_models_move_workers_end_and_leaders_change(pool):
             ended(client.phase)
         client.phase = "drain"
         drain_the_fullest_node(kube)
+        settled(kube)
+        ended(client.phase)
+        client.phase = "label removed by force"
+        take_a_label(kube)
         settled(kube)
         ended(client.phase)
         client.phase = "scaled to 1"
