@@ -235,3 +235,43 @@ def test_no_call_fails_while_models_move_workers_end_and_leaders_change(pool):
     print(json.dumps({"phases": figures, "models_moved": moved}))
     failed = [s for s in client.samples if s.failure and not (s.lost and s.due < killed_to and s.ended > killed_from)]
     assert not failed, [(s.phase, s.stream.protocol, s.stream.target, s.failure, s.ended - s.due) for s in failed[:20]]
+
+
+def test_a_pool_scaled_to_nothing_says_so_and_answers_again_when_it_is_scaled_up(pool):
+    """And the operator is not troubled by it."""
+    kube = pool
+    settled(kube)
+    operators = kube.get("pods", "-n", steps.SYSTEM, "-l", "app.kubernetes.io/component=operator")["items"]
+    scale(kube, 0)
+
+    def nothing():
+        """The statuses, once no worker is left and every model says so."""
+        models, budget = steps.models(kube, namespace=NAMESPACE), steps.budget(kube, namespace=NAMESPACE)
+        gone = not kube.get("pods", "-n", NAMESPACE, "-l", LABEL)["items"]
+        reasons = {condition(found, "Ready").get("reason") for found in (*models, budget)}
+        shown = {key for found in (*models, budget) for key, value in found["status"].items() if value}
+        told = shown & {"workers", "workerNames", "residency", "device", "plan"}
+        return (models, budget) if gone and reasons == {"NotRequested"} and not told else None
+
+    models, budget = kube.wait_for("nothing is left, and nothing is said to be", nothing, seconds=90)
+    assert (budget["status"]["replicas"], budget["status"]["readyReplicas"]) == (0, 0)
+    for found in (*models, budget):
+        assert condition(found, "Accepted")["status"] == "True"
+        assert condition(found, "Ready")["status"] == condition(found, "Degraded")["status"] == "False"
+    assert {m["status"]["readyReplicas"] for m in models} == {0}
+    slices = kube.get("endpointslices", "-n", NAMESPACE, "-l", "ballast.dev/model")["items"]
+    assert not [s["metadata"]["name"] for s in slices if s.get("endpoints")]
+    scale(kube, 3)
+    settled(kube)
+    with Client(streams(kube), rates=zipf(list(FACTORS)), phase="scaled up") as client:
+        kube.wait_for(
+            "every model has answered",
+            lambda: {s.stream.target.model for s in client.samples if not s.failure} == FACTORS.keys(),
+            seconds=60,
+        )
+    assert not [s for s in client.samples if s.failure]
+    now = kube.get("pods", "-n", steps.SYSTEM, "-l", "app.kubernetes.io/component=operator")["items"]
+    assert [p["metadata"]["uid"] for p in now] == [p["metadata"]["uid"] for p in operators]
+    assert not any(c["restartCount"] for p in now for c in p["status"]["containerStatuses"])
+    log = kube.kubectl("logs", "-n", steps.SYSTEM, "deployment/ballast", "--tail=-1")
+    assert "unexpectedly" not in log
