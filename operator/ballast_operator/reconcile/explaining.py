@@ -40,16 +40,16 @@ def explanation(world: World, namespace: str, name: str) -> dict[str, Any]:
     uid, budget = obj["metadata"]["uid"], wishes.budget_name(obj)
     found: dict[str, Any] = {"name": obj["metadata"]["name"], "namespace": namespace, "budget": budget}
     pool = world.pool(namespace, budget)
+    obstacle = (pool.obstacles.get(uid) or pool.waiting.get(uid)) if pool is not None else None
+    message = obstacle.message if obstacle is not None else ""
     if pool is None or all(model.name != uid for model in pool.packed.models):
-        obstacle = (pool.obstacles.get(uid) or pool.waiting.get(uid)) if pool is not None else None
-        message = obstacle.message if obstacle is not None else "it was not part of a placement yet"
-        return found | {"placed": False, "message": message, "candidates": []}
+        return found | {"placed": False, "message": message or "it was not part of a placement yet", "candidates": []}
     packed = pool.packed
     model = next(model for model in packed.models if model.name == uid)
     placement, usage = pool.placements.get(uid), pool.demand.get(f"{namespace}/{obj['metadata']['name']}")
     return found | {
         "placed": bool(pool.targets.get(uid)),
-        "message": placement.message if placement is not None else "",
+        "message": message or (placement.message if placement is not None else ""),
         "wanted": placement.wanted if placement is not None else model.replicas,
         "pinned": model.pinned,
         "weightsBytes": model.weights_bytes,

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.reconcile_objects import MIB, Builder
 
+from ballast_contract.reasons import Reason
 from ballast_operator.cluster.resources import BUDGETS, MODELS
 from ballast_operator.edge.introspection import Introspection
 from ballast_operator.edge.kubectl import Kubectl, KubectlError
@@ -20,7 +21,9 @@ from ballast_operator.placement.demand import Demand
 from ballast_operator.placement.model import ModelDemand, Packed, WorkerCapacity
 from ballast_operator.placement.packing import pack
 from ballast_operator.reconcile.bundles import Bundles
+from ballast_operator.reconcile.explaining import explanation
 from ballast_operator.reconcile.pool import Pool, Window
+from ballast_operator.reconcile.wishes import Rejection
 from ballast_operator.reconcile.world import make_caches
 
 FORWARD = """#!/usr/bin/env python3
@@ -131,6 +134,15 @@ def test_the_explanation_as_json(run):
     found = json.loads(run("explain", "minilm", "--json"))
     assert [candidate["chosen"] for candidate in found["placement"]["candidates"]] == [True, False]
     assert found["obstacle"] == ""
+
+
+def test_what_keeps_a_placed_model_from_its_workers_now_is_explained_too():
+    build = Builder()
+    model = build.model_object("minilm")
+    world = world_of(model, budget=build.budget_object())
+    assert explanation(world, "ns", "minilm")["message"] == ""
+    world.pool().obstacles = {model["metadata"]["uid"]: Rejection(Reason.NOT_REQUESTED, "spec.workers.replicas is 0")}
+    assert explanation(world, "ns", "minilm")["message"] == "spec.workers.replicas is 0"
 
 
 def test_an_unknown_model_names_the_nearest(run):
