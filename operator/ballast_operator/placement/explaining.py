@@ -10,6 +10,7 @@ from ballast_contract import quantities
 from ballast_operator.placement.board import Board
 from ballast_operator.placement.load import Load, size
 from ballast_operator.placement.model import Affinity, ModelDemand, MovePrice, Packed
+from ballast_operator.placement.reloads import reloads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Candidate:
         capacity_bytes: What there is for them; None while not known.
         feasible: Pinned weights, code and the largest swapped model fit together; without that nothing is placed there.
         fits: Everything on it would be on the device at once.
+        reload_bytes_per_second: What the calls of the worker's models would wait for, by an estimate; None where everything
+            might fit, or the calls are not known.
         load_seconds: What bringing the model there costs; 0.0 where it is, and while no load was measured.
         chosen: The model is there.
         needs: What would have to change for the model to go there, or for it to leave; a sentence.
@@ -37,6 +40,7 @@ class Candidate:
     feasible: bool
     fits: bool
     affinity: Affinity
+    reload_bytes_per_second: float | None
     load_seconds: float
     chosen: bool
     needs: str
@@ -79,6 +83,9 @@ def _candidate(
         feasible=chosen or load.feasible(model),
         fits=not load.crowded if chosen else load.fits(model),
         affinity=affinity,
+        reload_bytes_per_second=reloads_of(load, board.calls, model=None if chosen else model).rate
+        if board.swapping
+        else None,
         load_seconds=seconds,
         chosen=chosen,
         needs=_stay(board, model, load, tolerance)

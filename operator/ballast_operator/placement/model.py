@@ -20,6 +20,7 @@ class ModelDemand:
         weights_bytes: Packed weights, paid in full by every copy.
         code_bytes: Device memory of its executables, paid by every copy; 0 while not measured.
         utilization: Device seconds that it needs per second, over all its copies; a worker has 1.0.
+        rate: Calls per second, over all its copies.
         pinned: Its weights stay on the device (residency `device`).
         replicas: Copies wanted; more than there are workers means one on each.
         all_workers: A copy on every worker, whatever `replicas` says above 0.
@@ -30,6 +31,7 @@ class ModelDemand:
     weights_bytes: int
     code_bytes: int = 0
     utilization: float = 0.0
+    rate: float = 0.0
     pinned: bool = False
     replicas: int = 1
     all_workers: bool = False
@@ -39,6 +41,11 @@ class ModelDemand:
     def called(self) -> str:
         """What messages call it."""
         return self.title or self.name
+
+
+def by_demand(model: ModelDemand) -> tuple[float, float, str]:
+    """The order of the plain rule: falling utilization, falling bytes, name."""
+    return -model.utilization, -model.weights_bytes, model.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +86,8 @@ class MovePrice:
         return nbytes / rate if rate else 0.0
 
     def pays(self, gain: float, seconds: float) -> bool:
-        """Whether so many device seconds per second less on the busier worker make up for loads of so many seconds."""
-        return gain * self.horizon_seconds >= seconds
+        """Whether so many seconds less per second make up for loads of so many seconds; where nothing is loaded they do."""
+        return not seconds or gain * self.horizon_seconds >= seconds
 
 
 class Affinity(StrEnum):
