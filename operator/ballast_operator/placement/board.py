@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -171,19 +172,20 @@ class Board:
 
         least_compute, least_memory = share * self._least_compute_unit, nbytes * self._least_memory_unit
         best: tuple[float, float, int] | None = None
-        for by_compute, by_memory in zip(self._by_compute, self._by_memory, strict=True):
-            least = max(by_compute[0] + least_compute, by_memory[0] + least_memory)
-            if best is not None and (best[0] < least - _RESIDUE if self._plain else best[0] <= least):
+        enough = math.inf
+        loads, residue = self.loads, _RESIDUE if self._plain else 0.0
+        full = (loads[0].capacity or math.inf) - nbytes if whole and self._alike else math.inf
+        for (compute, _, one), (memory, _, other) in zip(self._by_compute, self._by_memory, strict=True):
+            if enough <= max(compute + least_compute, memory + least_memory) - residue:
                 break
-            if whole and self._alike and not self.loads[by_memory[2]].fits(model):
+            if loads[other].held > full:
                 break  # all that follow are at least as full
-            for load in (self.loads[by_compute[2]], self.loads[by_memory[2]]):
+            for load in (loads[one], loads[other]):
                 score = load.with_change(share, nbytes)
-                if best is not None and score > best[0]:
-                    continue
-                if possible(load):
+                if score <= enough and possible(load):
                     key = (score, load.unweighed, load.index)
                     best = key if best is None else min(best, key)
+                    enough = best[0]
         if best is None:
             if whole:
                 self._roomiest = max(((load.capacity or 0) - load.held for load in self.loads), default=0)

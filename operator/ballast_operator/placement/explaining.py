@@ -18,7 +18,8 @@ class Candidate:
     """A worker with the model on it, everything else being where it is.
 
     Args:
-        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once.
+        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once;
+            of compute alone where reloads are estimated.
         compute: Device seconds per second.
         held_bytes: Weights and code.
         capacity_bytes: What there is for them; None while not known.
@@ -109,7 +110,10 @@ def _stay(board: Board, model: ModelDemand, load: Load, tolerance: float) -> str
     best, name = min(others)
     if best * tolerance < load.score:
         return f"'{name}' would be at {best:.2f} against {load.score:.2f} here: the next repack may move it"
-    return f"it leaves when this worker is above {best * tolerance:.2f}: '{name}', the best of the others, would be at {best:.2f}"
+    return (
+        f"it leaves when this worker is above {best * tolerance:.2f}: '{name}', the best of the others, would be at "
+        f"{best:.2f}{_otherwise(board)}"
+    )
 
 
 def _come(
@@ -134,7 +138,11 @@ def _come(
     if source is None:
         return "a copy: spec.replicas is 0"
     if score * tolerance >= source.score:
-        return f"a score below {source.score / tolerance:.2f}, or '{source.name}' above {score * tolerance:.2f} (now {source.score:.2f})"
+        return f"a score below {source.score / tolerance:.2f}, or '{source.name}' above {score * tolerance:.2f} (now {source.score:.2f}){_otherwise(board)}"
     if not price.pays((source.score - score) / source.compute_unit, seconds):
         return f"a gain above {seconds / price.horizon_seconds:.2g} to pay for a load of {seconds:.2g} s (now {source.score - score:.2g})"
     return "nothing: the next repack may move it there"
+
+
+def _otherwise(board: Board) -> str:
+    return "; or for fewer reloads" if board.swapping else ""

@@ -3,9 +3,10 @@
 
 The greedy rule never looks back: three models of 3, 3, 2, 2 and 2 on two workers become 7 and 5. A move or an exchange is
 made where the busier of the two workers is less loaded after it, by more than the hysteresis and worth its loads where it
-displaces a model that serves; with an aim, where the busier one is above it, and by whatever it is less loaded. Every step lowers the larger of two scores, so the search ends, and at its end no step is
-left: a search that begins there changes nothing (the jump and swap neighbourhoods of P. Schuurman and T. Vredeveld,
-Performance guarantees of local search for multiprocessor scheduling, INFORMS J. Comput. 19, 2007).
+displaces a model that serves; with an aim, by anything, as long as the busier worker is above the aim. Every step lowers the
+larger of two scores, or ends the crowding of a worker and begins none, so the search ends, and at its end no step is left: a
+search that begins there changes nothing (the jump and swap neighbourhoods of P. Schuurman and T. Vredeveld, Performance
+guarantees of local search for multiprocessor scheduling, INFORMS J. Comput. 19, 2007).
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class MovePrice:
     cold_bytes_per_second: float | None = None
     horizon_seconds: float = math.inf
 
-    def seconds(self, nbytes: int, *, warm: bool) -> float:
+    def seconds(self, nbytes: float, *, warm: bool) -> float:
         """Seconds for which the load of so many bytes keeps a link busy."""
         rate = self.warm_bytes_per_second if warm else self.cold_bytes_per_second or self.warm_bytes_per_second
         return nbytes / rate if rate else 0.0
@@ -125,7 +125,8 @@ class WorkerLoad:
     """What one worker has after the pack.
 
     Args:
-        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once.
+        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once;
+            of compute alone where reloads are estimated.
         swapped_bytes: Weights of all models on it that are not pinned.
         largest_swapped_bytes: The largest of them, which has to find room beside what is pinned.
     """

@@ -21,6 +21,7 @@ from ballast_operator.placement.improving import Search
 from ballast_operator.placement.load import size
 from ballast_operator.placement.model import Affinity, ModelDemand, MovePrice, Packing, WorkerCapacity, by_demand
 from ballast_operator.placement.plain import plain
+from ballast_operator.placement.ranking import Rank, crowded, left_out, rank
 
 _FREE: Final = MovePrice()
 
@@ -46,8 +47,8 @@ def pack(
     elsewhere. Among the feasible ones those that can hold everything at once come first; models for which there are too few
     of these are placed last and marked oversubscribed. The order is falling utilization, falling bytes, name.
 
-    Where moves are free no answer leaves out more than the plain rule, crowds more workers though everything might fit, or loads
-    the most loaded worker more. Where they are not, that holds as far as the loads pay.
+    Where moves are free, no answer leaves out more copies than the plain rule, crowds more workers of a pool in which
+    everything might fit, or loads the most loaded worker more. Where they are not, that holds as far as the loads pay.
 
     Args:
         models: At most one of each name.
@@ -63,7 +64,8 @@ def pack(
         return waiting(models, previous)
     packer = _Packer(models, workers, everywhere=mode == "all", tolerance=1 + hysteresis_percent / 100, price=price)
     best = packer.begin(previous, settled=settled)
-    while (other := next(packer.better(best, settled=settled), None)) is not None:
+    better = packer.roomier if settled else packer.better
+    while (other := next(better(best), None)) is not None:
         best = other
     return answer(best, previous)
 
@@ -99,19 +101,24 @@ class _Packer:
             self._improve(board)
         return board
 
-    def better(self, best: Board, *, settled: bool) -> Iterator[Board]:
+    def roomier(self, best: Board) -> Iterator[Board]:
+        """An assignment with workers for more copies, if there is one."""
+        if left_out(best):
+            other = self._anew(best)
+            if left_out(other) < left_out(best):
+                yield other
+
+    def better(self, best: Board) -> Iterator[Board]:
         """Assignments that are better than one, those that move least first; each is made when it is asked for."""
-        behind = not settled and self._behind(best)
+        behind = self._behind(best)
         if behind and self._aim(best) < best.peak:
             other = self._again(best)
             Search(other, tolerance=1.0, price=self._price, aim=self._aim(best)).run()
             self._improve(other)
             if self._relieves(other, best):
                 yield other
-        if _left_out(best) or not (settled or self._good(best)):
-            other = self._board(best.assignments())
-            self._place(other, self._by_room if _left_out(best) or _crowded(best) else by_demand)
-            self._improve(other)
+        if left_out(best) or crowded(best) or best.peak > self._tolerance * best.least_peak:
+            other = self._anew(best)
             if self._relieves(other, best):
                 yield other
         if behind:
@@ -119,8 +126,15 @@ class _Packer:
             self._improve(other)
             if self._relieves(other, best):
                 yield other
-        if not settled and best.swapping:
+        if best.swapping:
             yield from self._eased(best)
+
+    def _anew(self, best: Board) -> Board:
+        """Everything placed anew, on workers of before where that is as good."""
+        other = self._board(best.assignments())
+        self._place(other, self._by_room if left_out(best) or crowded(best) else by_demand)
+        self._improve(other)
+        return other
 
     def _eased(self, best: Board) -> Iterator[Board]:
         """The same with fewer reloads, if they fall by more than the hysteresis at a peak that is good enough."""
@@ -133,7 +147,7 @@ class _Packer:
         saved = before - Easing(other, price=self._price, ceiling=ceiling).rate
         if (
             other.peak <= ceiling
-            and _left_out(other) == _left_out(best)
+            and left_out(other) == left_out(best)
             and (before - saved) * self._tolerance < before
             and self._price.pays(self._price.seconds(saved, warm=True), self._seconds(other, best))
         ):
@@ -146,6 +160,7 @@ class _Packer:
         """The same assignment, or another one, on a board where what serves is what the best one says."""
         other = self._board(best.assignments())
         other.keep() if assignments is None else other.put_all(assignments)
+        other.share_out()
         return other
 
     def _by_room(self, model: ModelDemand) -> tuple[float | str, ...]:
@@ -185,21 +200,17 @@ class _Packer:
         return board
 
     @cached_property
-    def _plain(self) -> _Rank:
-        return _rank(self._plain_board)
+    def _plain(self) -> Rank:
+        return rank(self._plain_board)
 
     def _behind(self, best: Board) -> bool:
-        """Whether the plain rule leaves out less, crowds fewer workers, or has a lower peak."""
-        left_out, crowded, peak = ours = _rank(best)
-        return (left_out > 0 or crowded > 0 or peak > best.least_peak) and self._plain < ours
+        """Whether the plain rule leaves out less, crowds fewer workers, or has a lower peak; not worked out if it cannot."""
+        ours = rank(best)
+        return ours > (0, 0, best.least_peak) and self._plain < ours
 
     def _aim(self, best: Board) -> float:
         """The peak of the plain rule, where it leaves out and crowds as much; else anything will do."""
-        return self._plain[2] if self._plain[:2] == _rank(best)[:2] else math.inf
-
-    def _good(self, board: Board) -> bool:
-        """Whether no assignment can be better than this one by more than the tolerance."""
-        return not _crowded(board) and board.peak <= self._tolerance * board.least_peak
+        return self._plain[2] if self._plain[:2] == rank(best)[:2] else math.inf
 
     def _relieves(self, other: Board, best: Board) -> bool:
         """Whether an assignment is worth the moves to it.
@@ -207,10 +218,10 @@ class _Packer:
         It leaves out less, or crowds no worker any more, or lowers the peak by more than the tolerance; or the best one is
         worse than the plain rule, and it is not. Where it is a matter of the peak, that has to pay for the loads.
         """
-        ours, theirs = _rank(best), _rank(other)
-        catches_up = theirs < ours and theirs <= self._plain and self._behind(best)
+        ours, theirs = rank(best), rank(other)
         if theirs[0] != ours[0]:
             return theirs[0] < ours[0]
+        catches_up = theirs < ours and self._behind(best) and theirs <= self._plain
         if theirs[1] != ours[1]:
             return not theirs[1] or catches_up
         if not catches_up and max(other.peak, best.least_peak) * self._tolerance >= best.peak:
@@ -225,22 +236,3 @@ class _Packer:
             for name, (model, _) in load.models.items()
             if load.index not in best.placed[name]
         )
-
-
-def _left_out(board: Board) -> int:
-    """Copies without a worker that an empty one could take."""
-    largest = max((math.inf if load.capacity is None else load.capacity for load in board.loads), default=0)
-    return sum(board.lacking(model) for model in board.models.values() if size(model) <= largest)
-
-
-def _crowded(board: Board) -> int:
-    """Crowded workers of a pool whose models might all fit."""
-    return sum(load.crowded for load in board.loads) if board.mean_memory <= 1 else 0
-
-
-_Rank = tuple[int, int, float]
-
-
-def _rank(board: Board) -> _Rank:
-    """What an assignment is judged by: less is better."""
-    return _left_out(board), _crowded(board), board.peak

@@ -202,7 +202,7 @@ class Simulation:
         self._place(MovePrice(warm_bytes_per_second=rate, horizon_seconds=horizon))
 
     def _place(self, price: MovePrice) -> None:
-        demands = [_with_demand(model, self._demand.get(name, Demand(0.0, None))) for name, model in self._models.items()]
+        demands = [_with_demand(model, self._demand.get(name)) for name, model in self._models.items()]
         before, self._where = self._where, self._policy(demands, self._workers, self._where, price)
         here: dict[str, list[ModelDemand]] = {name: [] for name in self._devices}
         for name, workers in self._where.items():
@@ -247,5 +247,5 @@ def operators_rule(*, hysteresis_percent: int = 10, everywhere: bool = False) ->
 _pack: Final = operators_rule()
 
 
-def _with_demand(model: ModelDemand, demand: Demand) -> ModelDemand:
-    return dataclasses.replace(model, utilization=demand.utilization, rate=demand.rate)
+def _with_demand(model: ModelDemand, demand: Demand | None) -> ModelDemand:
+    return model if demand is None else dataclasses.replace(model, utilization=demand.utilization, rate=demand.rate)
