@@ -335,6 +335,24 @@ def test_a_model_between_two_repacks_makes_others_move_only_where_it_would_find_
     assert placed(pinned) == {"a": ("w1",), "b": ("w1",), "pinned": ("w0",)}
 
 
+def test_no_exchange_crowds_a_worker_on_which_everything_fits():
+    demands = [
+        ModelDemand(name, size * GB, utilization=u)
+        for name, size, u in (("a", 8, 0.6), ("b", 6, 0.5), ("c", 2, 0.1), ("d", 5, 0.8))
+    ]
+    fleet = [WorkerCapacity("w0", capacity_bytes=13 * GB), WorkerCapacity("w1", capacity_bytes=12 * GB)]
+    packing = pack(demands, fleet, {"a": ("w1",), "b": ("w0",), "c": ("w0",), "d": ("w0",)})
+    assert not any(load.oversubscribed for load in packing.loads.values())
+
+
+def test_copies_that_find_a_worker_later_share_the_load_with_the_first():
+    pinned = ModelDemand("pinned", 9 * GB, pinned=True)
+    model = ModelDemand("m", 2 * GB, utilization=0.8, replicas=2)
+    before = {"pinned": ("w0",), "m": ("w1",)}
+    packing = pack([pinned, model], workers(3, 10 * GB), before)
+    assert [load.compute for load in packing.loads.values()] == [0.0, pytest.approx(0.4), pytest.approx(0.4)]
+
+
 def test_where_everything_is_swapped_compute_still_decides():
     """Memory counts against what an even spread gives, so that it does not hide an overloaded device."""
     demands = [ModelDemand(f"m{n}", 5 * GB, utilization=0.25 if n < 4 else 0.0) for n in range(20)]
