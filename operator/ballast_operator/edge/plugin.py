@@ -126,16 +126,18 @@ def _placement(page: Mapping[str, Any]) -> list[str]:
         f"moves   for a gain above {page['hysteresisPercent']} %",
         "",
     ]
+    known = any(found.get("reload_bytes_per_second") is not None for found in page["candidates"])
     rows = []
     for found in page["candidates"]:
         there = "here" if found["chosen"] else "possible" if found["feasible"] else "no room"
         memory = quantities.human(found["held_bytes"])
         if found["capacity_bytes"]:
             memory += f" of {quantities.human(found['capacity_bytes'])}"
-        rows.append(
-            (found["worker"], there, f"{found['score']:.2f}", f"{found['compute']:.2f}", memory, found["needs"])
-        )
-    return lines + _table(("WORKER", "", "SCORE", "COMPUTE", "MEMORY", "WHAT WOULD HAVE TO CHANGE"), rows)
+        reloads = (f"{quantities.human(int(found['reload_bytes_per_second']))}/s",) if known else ()
+        scores = f"{found['score']:.2f}", f"{found['compute']:.2f}"
+        rows.append((found["worker"], there, *scores, memory, *reloads, found["needs"]))
+    heads = ("RELOADS",) if known else ()
+    return lines + _table(("WORKER", "", "SCORE", "COMPUTE", "MEMORY", *heads, "WHAT WOULD HAVE TO CHANGE"), rows)
 
 
 def _plan(kubectl: Kubectl, namespace: str, given: argparse.Namespace) -> str:

@@ -3,24 +3,42 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from ballast_operator.placement.load import Load, size
-from ballast_operator.placement.model import Affinity, ModelDemand, WorkerCapacity
+from ballast_operator.placement.load import DIGITS, Load, size
+from ballast_operator.placement.model import Affinity, ModelDemand, WorkerCapacity, by_demand
 
 _RANKS: Final = tuple(Affinity)
+
+_RESIDUE: Final = 10**-DIGITS
+
+_IDLE: Final = 0.1
+"""Mean device seconds per second below which differences in compute count less and less."""
+
+_MOST_WORKERS: Final = 24
+_MOST_COPIES: Final = 1000
+"""Of a pool up to which reloads are estimated: the search for fewer looks at every pair of workers."""
 
 
 class Board:
     """Models on workers. The answer of every method depends on what was put where, not on the order of doing it.
+
+    What a score counts: memory as a share of the capacity and compute as a share of one device, where everything might fit.
+    In a pool whose models cannot all fit at once bytes are no load of their own. Where the calls are known, what they have to
+    wait for is (`swapping`), and scores leave memory out; where not, memory is a multiple of an even spread, because memory
+    that is full on every worker would hide everything else. Then compute is a multiple of an even spread too, and so it is
+    where the pool is asked for more than it has.
 
     Args:
         models: At most one of each name.
         workers: At most one of each name.
         previous: Workers of each model before; workers that are gone are passed over.
         everywhere: Every model that wants a copy wants one on each worker.
+        plain: As the plain rule counts: scores are always shares of a device and of its memory, and of equal workers the
+            first by name is chosen, which takes a look at all of them.
     """
 
     def __init__(
@@ -30,8 +48,10 @@ class Board:
         previous: Mapping[str, tuple[str, ...]],
         *,
         everywhere: bool,
+        plain: bool = False,
     ) -> None:
         count = len(workers)
+        self._plain = plain
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self.wanted = {
             model.name: 0
@@ -45,11 +65,19 @@ class Board:
         held = sum(self.wanted[model.name] * size(model) for model in models)
         self.mean_memory = held / capacity if capacity else 0.0
         compute = sum(sorted(model.utilization for model in models if self.wanted[model.name]))
+        called = any(model.rate and self.wanted[model.name] for model in models)
+        small = count <= _MOST_WORKERS and sum(self.wanted.values()) <= _MOST_COPIES
+        self.swapping = self.mean_memory > 1 and called and small
+        """The pool's models take turns on the devices, and how often is known."""
+        compute_unit = memory_unit = 1.0
+        if not plain:
+            compute_unit = 1 / max(compute / count, 1.0 if self.mean_memory <= 1 else _IDLE)
+            memory_unit = 0.0 if self.swapping else 1 / max(1.0, self.mean_memory)
         self.loads = [
-            Load(worker, index, mean_compute=compute / count, mean_memory=self.mean_memory)
+            Load(worker, index, compute_unit=compute_unit, memory_unit=memory_unit)
             for index, worker in enumerate(sorted(workers, key=lambda worker: worker.name))
         ]
-        by_name = {load.name: load.index for load in self.loads}
+        self._by_name = by_name = {load.name: load.index for load in self.loads}
         self.incumbents = {
             name: sorted(by_name[worker] for worker in set(before) if worker in by_name)
             for name, before in previous.items()
@@ -61,8 +89,8 @@ class Board:
             for model_name in worker.holds:
                 self._holders.setdefault(model_name, []).append(by_name[worker.name])
         self.placed: dict[str, list[int]] = {name: [] for name in self.models}
-        self._by_compute = [(0.0, 0, load.index) for load in self.loads]
-        self._by_memory = [(0.0, 0, load.index) for load in self.loads]
+        self._by_compute = [(0.0, 0.0, load.index) for load in self.loads]
+        self._by_memory = [(0.0, 0.0, load.index) for load in self.loads]
         self._roomiest = max((load.capacity or 0 for load in self.loads), default=0)
         self._least_compute_unit = min((load.compute_unit for load in self.loads), default=0.0)
         self._least_memory_unit = min((load.memory_unit for load in self.loads), default=0.0)
@@ -75,14 +103,18 @@ class Board:
             default=0.0,
         )
         even = compute / count * self._least_compute_unit
-        self.least_peak = max(largest, even, min(1.0, self.mean_memory))
+        self._unlimited = any(load.capacity is None for load in self.loads)
+        self.least_peak = max(largest, even, 0.0 if self._unlimited else memory_unit * self.mean_memory)
         """A bound below the score of the most loaded worker with everything placed: an even spread, or the largest copy."""
         self._alike = len({load.capacity for load in self.loads}) <= 1
-        self._unlimited = any(load.capacity is None for load in self.loads)
 
     def share(self, model: ModelDemand) -> float:
         """Compute that each copy brings when every wanted one has a worker."""
         return model.utilization / max(1, self.wanted[model.name])
+
+    def calls(self, model: ModelDemand) -> float:
+        """Calls per second of each copy."""
+        return model.rate / max(1, len(self.placed[model.name]))
 
     def lacking(self, model: ModelDemand) -> int:
         """Copies that have no worker."""
@@ -139,19 +171,21 @@ class Board:
             return load.index not in here and (load.fits(model) if whole else load.feasible(model))
 
         least_compute, least_memory = share * self._least_compute_unit, nbytes * self._least_memory_unit
-        best: tuple[float, int, int] | None = None
-        for by_compute, by_memory in zip(self._by_compute, self._by_memory, strict=True):
-            if best is not None and best[0] <= max(by_compute[0] + least_compute, by_memory[0] + least_memory):
+        best: tuple[float, float, int] | None = None
+        enough = math.inf
+        loads, residue = self.loads, _RESIDUE if self._plain else 0.0
+        full = (loads[0].capacity or math.inf) - nbytes if whole and self._alike else math.inf
+        for (compute, _, one), (memory, _, other) in zip(self._by_compute, self._by_memory, strict=True):
+            if enough <= max(compute + least_compute, memory + least_memory) - residue:
                 break
-            if whole and self._alike and not self.loads[by_memory[2]].fits(model):
+            if loads[other].held > full:
                 break  # all that follow are at least as full
-            for load in (self.loads[by_compute[2]], self.loads[by_memory[2]]):
+            for load in (loads[one], loads[other]):
                 score = load.with_change(share, nbytes)
-                if best is not None and score > best[0]:
-                    continue
-                if possible(load):
+                if score <= enough and possible(load):
                     key = (score, load.unweighed, load.index)
                     best = key if best is None else min(best, key)
+                    enough = best[0]
         if best is None:
             if whole:
                 self._roomiest = max(((load.capacity or 0) - load.held for load in self.loads), default=0)
@@ -180,6 +214,34 @@ class Board:
     def affinity(self, model: str, load: Load) -> Affinity:
         """What makes a worker a cheap choice for a model."""
         return _RANKS[self.ranks(model).get(load.index, -1)]
+
+    @property
+    def peak(self) -> float:
+        """The score of the most loaded worker."""
+        return max(load.score for load in self.loads)
+
+    def keep(self) -> None:
+        """Leave every copy where it was, as far as it may stay there; of too many those on the first workers."""
+        for model in sorted(self.models.values(), key=lambda model: (not model.pinned, *by_demand(model))):
+            share = self.share(model)
+            for index in self.incumbents.get(model.name, ())[: self.wanted[model.name]]:
+                if self.loads[index].feasible(model):
+                    self.put(model, self.loads[index], share)
+
+    def put_all(self, assignments: Mapping[str, tuple[str, ...]]) -> None:
+        """Put copies where an assignment has them."""
+        for name, workers in assignments.items():
+            for worker in workers:
+                self.put(self.models[name], self.loads[self._by_name[worker]], self.share(self.models[name]))
+
+    def share_out(self) -> None:
+        """The copies that there are bear what the missing ones would."""
+        for name, here in self.placed.items():
+            model = self.models[name]
+            for load in [self.loads[index] for index in here]:
+                if load.models[name][1] != (share := model.utilization / len(here)):
+                    self.take(model, load)
+                    self.put(model, load, share)
 
     def assignments(self) -> dict[str, tuple[str, ...]]:
         """Workers by model, sorted by name; models without any left out."""

@@ -10,6 +10,7 @@ from ballast_contract import quantities
 from ballast_operator.placement.board import Board
 from ballast_operator.placement.load import Load, size
 from ballast_operator.placement.model import Affinity, ModelDemand, MovePrice, Packed
+from ballast_operator.placement.reloads import reloads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +18,15 @@ class Candidate:
     """A worker with the model on it, everything else being where it is.
 
     Args:
-        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once.
+        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once;
+            of compute alone where reloads are estimated.
         compute: Device seconds per second.
         held_bytes: Weights and code.
         capacity_bytes: What there is for them; None while not known.
         feasible: Pinned weights, code and the largest swapped model fit together; without that nothing is placed there.
         fits: Everything on it would be on the device at once.
+        reload_bytes_per_second: What the calls of the worker's models would wait for, by an estimate; None where everything
+            might fit, or the calls are not known.
         load_seconds: What bringing the model there costs; 0.0 where it is, and while no load was measured.
         chosen: The model is there.
         needs: What would have to change for the model to go there, or for it to leave; a sentence.
@@ -37,6 +41,7 @@ class Candidate:
     feasible: bool
     fits: bool
     affinity: Affinity
+    reload_bytes_per_second: float | None
     load_seconds: float
     chosen: bool
     needs: str
@@ -79,6 +84,9 @@ def _candidate(
         feasible=chosen or load.feasible(model),
         fits=not load.crowded if chosen else load.fits(model),
         affinity=affinity,
+        reload_bytes_per_second=reloads_of(load, board.calls, model=None if chosen else model).rate
+        if board.swapping
+        else None,
         load_seconds=seconds,
         chosen=chosen,
         needs=_stay(board, model, load, tolerance)
@@ -102,7 +110,10 @@ def _stay(board: Board, model: ModelDemand, load: Load, tolerance: float) -> str
     best, name = min(others)
     if best * tolerance < load.score:
         return f"'{name}' would be at {best:.2f} against {load.score:.2f} here: the next repack may move it"
-    return f"it leaves when this worker is above {best * tolerance:.2f}: '{name}', the best of the others, would be at {best:.2f}"
+    return (
+        f"it leaves when this worker is above {best * tolerance:.2f}: '{name}', the best of the others, would be at "
+        f"{best:.2f}{_otherwise(board)}"
+    )
 
 
 def _come(
@@ -127,7 +138,11 @@ def _come(
     if source is None:
         return "a copy: spec.replicas is 0"
     if score * tolerance >= source.score:
-        return f"a score below {source.score / tolerance:.2f}, or '{source.name}' above {score * tolerance:.2f} (now {source.score:.2f})"
+        return f"a score below {source.score / tolerance:.2f}, or '{source.name}' above {score * tolerance:.2f} (now {source.score:.2f}){_otherwise(board)}"
     if not price.pays((source.score - score) / source.compute_unit, seconds):
         return f"a gain above {seconds / price.horizon_seconds:.2g} to pay for a load of {seconds:.2g} s (now {source.score - score:.2g})"
     return "nothing: the next repack may move it there"
+
+
+def _otherwise(board: Board) -> str:
+    return "; or for fewer reloads" if board.swapping else ""

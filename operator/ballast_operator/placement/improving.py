@@ -3,9 +3,10 @@
 
 The greedy rule never looks back: three models of 3, 3, 2, 2 and 2 on two workers become 7 and 5. A move or an exchange is
 made where the busier of the two workers is less loaded after it, by more than the hysteresis and worth its loads where it
-displaces a model that serves. Every step lowers the larger of two scores, so the search ends, and at its end no step is
-left: a search that begins there changes nothing (the jump and swap neighbourhoods of P. Schuurman and T. Vredeveld,
-Performance guarantees of local search for multiprocessor scheduling, INFORMS J. Comput. 19, 2007).
+displaces a model that serves; with an aim, by anything, as long as the busier worker is above the aim. Every step lowers the
+larger of two scores, or ends the crowding of a worker and begins none, so the search ends, and at its end no step is left: a
+search that begins there changes nothing (the jump and swap neighbourhoods of P. Schuurman and T. Vredeveld, Performance
+guarantees of local search for multiprocessor scheduling, INFORMS J. Comput. 19, 2007).
 """
 
 from __future__ import annotations
@@ -54,28 +55,38 @@ class Search:
         board: The assignment, changed in place.
         tolerance: By what factor the busier worker has to be better before a model that serves moves.
         price: What loads cost.
+        aim: A score that is sought for every worker, in few steps: those at or below it are left alone.
     """
 
-    def __init__(self, board: Board, *, tolerance: float, price: MovePrice) -> None:
+    def __init__(self, board: Board, *, tolerance: float, price: MovePrice, aim: float = 0.0) -> None:
         self._board = board
-        self._tolerance = max(tolerance, _LEAST_GAIN)
+        self._least = 1.0 if aim else _LEAST_GAIN
+        self._tolerance = max(tolerance, self._least)
         self._price = price
+        self._aim = aim
 
     def run(self) -> None:
         """Make steps until none is left."""
         for _ in range(_ROUNDS):
             made = 0
             ordered = self._board.most_loaded()
-            good = _GOOD * self._board.least_peak
+            good = self._aim or _GOOD * self._board.least_peak
             limit = self._tolerance * sum(load.score for load in ordered) / len(ordered)
             for place, load in enumerate(ordered):
                 if place >= _TOP and load.score <= limit and not (load.crowded and self._board.mean_memory <= 1):
+                    continue
+                if load.score <= self._aim or self._irreducible(load):
                     continue
                 while (step := self._best(load, exchanging=place < _TOP and load.score > good)) is not None:
                     self._make(load, step)
                     made += 1
             if not made:
                 return
+
+    def _irreducible(self, load: Load) -> bool:
+        """Whether one model is nearly all of the load, in a pool where memory beside it is of use to others."""
+        largest = max((share for _, share in load.models.values()), default=0.0) * load.compute_unit
+        return self._board.swapping and load.score <= largest * self._tolerance
 
     def _make(self, source: Load, step: _Step) -> None:
         board = self._board
@@ -89,7 +100,7 @@ class Search:
         partners = [
             load
             for load in islice(self._board.least_loaded(memory=source.memory_bound), _PARTNERS)
-            if load.index != source.index and (source.crowded or load.score * _LEAST_GAIN < source.score)
+            if load.index != source.index and (source.crowded or load.score * self._least < source.score)
         ]
         if not partners:
             return None
@@ -106,7 +117,7 @@ class Search:
                 there = target.with_change(share, nbytes)
                 higher = max(left, there)
                 crowding = self._crowding(source, target, nbytes)
-                key = (crowding, higher, nbytes, model.name, target.index, "")
+                key = (crowding, max(higher, self._aim), nbytes, model.name, target.index, "")
                 if (not crowding and higher >= source.score) or (best is not None and key >= best[0]):
                     continue
                 step = [(model, source, target)]
@@ -116,7 +127,7 @@ class Search:
 
     def _best_exchange(self, source: Load, partners: list[Load]) -> _Step | None:
         best: tuple[_Key, _Step] | None = None
-        limit = source.score / _LEAST_GAIN
+        limit = source.score / self._least
         for target in partners:
             for model, back in _relieving(source, target, limit):
                 if model.name in target.models or back.name in source.models:
@@ -124,7 +135,7 @@ class Search:
                 share, held = source.models[model.name][1] - target.models[back.name][1], size(model) - size(back)
                 higher = max(source.with_change(-share, -held), target.with_change(share, held))
                 crowding = self._crowding(source, target, held)
-                key = (crowding, higher, size(model) + size(back), model.name, target.index, back.name)
+                key = (crowding, max(higher, self._aim), size(model) + size(back), model.name, target.index, back.name)
                 if best is not None and key >= best[0]:
                     continue
                 if (
@@ -140,12 +151,11 @@ class Search:
 
         In a pool whose models cannot all fit at once that is no aim: there the scores alone count.
         """
-        if self._board.mean_memory > 1 or target.crowded:
+        if self._board.mean_memory > 1:
             return 0
-        if target.capacity is not None and target.held + nbytes > target.capacity:
+        if any(load.overflows(more) and not load.crowded for load, more in ((source, -nbytes), (target, nbytes))):
             return 1
-        ended = source.crowded and source.held - nbytes <= (source.capacity or 0)
-        return -1 if ended else 0
+        return -1 if source.crowded and not source.overflows(-nbytes) and not target.crowded else 0
 
     def _worth(
         self, source: Load, there: float, higher: float, crowding: int, steps: list[tuple[ModelDemand, Load, Load]]
@@ -157,7 +167,7 @@ class Search:
         if crowding:
             return crowding < 0
         displaced = [step for step in steps if step[1].index in self._board.incumbents.get(step[0].name, ())]
-        if there * (self._tolerance if displaced else _LEAST_GAIN) >= source.score:
+        if there * (self._tolerance if displaced else self._least) >= source.score:
             return False
         seconds = sum(
             self._price.seconds(model.weights_bytes, warm=self._board.affinity(model.name, end) is not Affinity.NONE)

@@ -11,22 +11,17 @@ from ballast_operator.placement.model import ModelDemand, WorkerCapacity, Worker
 DIGITS: Final = 9
 """Loads are compared after rounding, so that float residue breaks no ties."""
 
-_IDLE: Final = 0.1
-"""Mean device seconds per second below which differences in compute count less and less."""
-
 
 class Load:
     """Running sums of one worker. Bytes; compute in device seconds per second.
 
-    A score is the larger of compute and memory. Memory is a share of the capacity, and compute of one device, where
-    everything might fit. In a pool whose models cannot all fit at once both are multiples of an even spread: memory that is
-    full on every worker would hide everything else. Likewise compute where the pool is asked for more than it has.
+    A score is the larger of compute and memory, each in units of the board's.
 
     Args:
         worker: The worker.
         index: Its place among the workers by name; breaks ties.
-        mean_compute: Device seconds per second of all models, over the number of workers.
-        mean_memory: Weights and code of all copies over the capacity of all workers.
+        compute_unit: What one device second per second counts.
+        memory_unit: What the whole capacity counts; 0.0 leaves memory out.
     """
 
     __slots__ = (
@@ -45,13 +40,13 @@ class Load:
         "score",
     )
 
-    def __init__(self, worker: WorkerCapacity, index: int, *, mean_compute: float, mean_memory: float) -> None:
+    def __init__(self, worker: WorkerCapacity, index: int, *, compute_unit: float, memory_unit: float) -> None:
         self.name = worker.name
         self.node = worker.node
         self.index = index
         self.capacity = worker.capacity_bytes if worker.capacity_bytes and worker.capacity_bytes > 0 else None
-        self.compute_unit = 1 / max(mean_compute, 1.0 if mean_memory <= 1 else _IDLE)
-        self.memory_unit = 0.0 if self.capacity is None else 1 / (self.capacity * max(1.0, mean_memory))
+        self.compute_unit = compute_unit
+        self.memory_unit = 0.0 if self.capacity is None else memory_unit / self.capacity
         self.compute = 0.0
         self.pinned = 0
         self.largest = 0
@@ -78,12 +73,16 @@ class Load:
 
     def fits(self, model: ModelDemand) -> bool:
         """Whether everything would be on the device at once with the model here."""
-        return self.capacity is None or self.held + model.code_bytes + model.weights_bytes <= self.capacity
+        return not self.overflows(size(model))
 
     @property
     def crowded(self) -> bool:
         """Whether what is here does not fit on the device at once."""
-        return self.capacity is not None and self.held > self.capacity
+        return self.overflows(0)
+
+    def overflows(self, held: int) -> bool:
+        """Whether what is here would not fit on the device at once with so many more bytes."""
+        return self.capacity is not None and self.held + held > self.capacity
 
     def with_change(self, compute: float, held: int) -> float:
         """The score with so much more compute and so many more bytes; either may be negative."""
@@ -96,19 +95,19 @@ class Load:
         return self.held * self.memory_unit > self.compute * self.compute_unit
 
     @property
-    def by_compute(self) -> tuple[float, int, int]:
+    def by_compute(self) -> tuple[float, float, int]:
         """The key by which workers are ordered by compute."""
-        return round(self.compute * self.compute_unit, DIGITS), 0, self.index
+        return round(self.compute * self.compute_unit, DIGITS), 0.0, self.index
 
     @property
-    def by_memory(self) -> tuple[float, int, int]:
+    def by_memory(self) -> tuple[float, float, int]:
         """The key by which workers are ordered by memory in use."""
         return round(self.held * self.memory_unit, DIGITS), self.unweighed, self.index
 
     @property
-    def unweighed(self) -> int:
-        """Bytes that are here and count in no score, because the capacity is not known: fewer break a tie."""
-        return self.held if self.capacity is None else 0
+    def unweighed(self) -> float:
+        """Memory that is here and counts in no score: less breaks a tie."""
+        return 0.0 if self.memory_unit else self.held / (self.capacity or 1)
 
     def missing(self, model: ModelDemand) -> int:
         """Bytes that lack for the model to be served here; negative where there is room."""

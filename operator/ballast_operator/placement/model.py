@@ -20,6 +20,7 @@ class ModelDemand:
         weights_bytes: Packed weights, paid in full by every copy.
         code_bytes: Device memory of its executables, paid by every copy; 0 while not measured.
         utilization: Device seconds that it needs per second, over all its copies; a worker has 1.0.
+        rate: Calls per second, over all its copies.
         pinned: Its weights stay on the device (residency `device`).
         replicas: Copies wanted; more than there are workers means one on each.
         all_workers: A copy on every worker, whatever `replicas` says above 0.
@@ -30,6 +31,7 @@ class ModelDemand:
     weights_bytes: int
     code_bytes: int = 0
     utilization: float = 0.0
+    rate: float = 0.0
     pinned: bool = False
     replicas: int = 1
     all_workers: bool = False
@@ -39,6 +41,11 @@ class ModelDemand:
     def called(self) -> str:
         """What messages call it."""
         return self.title or self.name
+
+
+def by_demand(model: ModelDemand) -> tuple[float, float, str]:
+    """The order of the plain rule: falling utilization, falling bytes, name."""
+    return -model.utilization, -model.weights_bytes, model.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +80,14 @@ class MovePrice:
     cold_bytes_per_second: float | None = None
     horizon_seconds: float = math.inf
 
-    def seconds(self, nbytes: int, *, warm: bool) -> float:
+    def seconds(self, nbytes: float, *, warm: bool) -> float:
         """Seconds for which the load of so many bytes keeps a link busy."""
         rate = self.warm_bytes_per_second if warm else self.cold_bytes_per_second or self.warm_bytes_per_second
         return nbytes / rate if rate else 0.0
 
     def pays(self, gain: float, seconds: float) -> bool:
-        """Whether so many device seconds per second less on the busier worker make up for loads of so many seconds."""
-        return gain * self.horizon_seconds >= seconds
+        """Whether so many seconds less per second make up for loads of so many seconds; where nothing is loaded they do."""
+        return not seconds or gain * self.horizon_seconds >= seconds
 
 
 class Affinity(StrEnum):
@@ -118,7 +125,8 @@ class WorkerLoad:
     """What one worker has after the pack.
 
     Args:
-        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once.
+        score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once;
+            of compute alone where reloads are estimated.
         swapped_bytes: Weights of all models on it that are not pinned.
         largest_swapped_bytes: The largest of them, which has to find room beside what is pinned.
     """

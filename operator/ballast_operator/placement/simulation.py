@@ -8,6 +8,7 @@ that a worker cannot keep up. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -201,8 +202,7 @@ class Simulation:
         self._place(MovePrice(warm_bytes_per_second=rate, horizon_seconds=horizon))
 
     def _place(self, price: MovePrice) -> None:
-        known = {name: demand.utilization for name, demand in self._demand.items()}
-        demands = [_with_utilization(model, known.get(name, 0.0)) for name, model in self._models.items()]
+        demands = [_with_demand(model, self._demand.get(name)) for name, model in self._models.items()]
         before, self._where = self._where, self._policy(demands, self._workers, self._where, price)
         here: dict[str, list[ModelDemand]] = {name: [] for name in self._devices}
         for name, workers in self._where.items():
@@ -247,14 +247,5 @@ def operators_rule(*, hysteresis_percent: int = 10, everywhere: bool = False) ->
 _pack: Final = operators_rule()
 
 
-def _with_utilization(model: ModelDemand, utilization: float) -> ModelDemand:
-    return ModelDemand(
-        name=model.name,
-        weights_bytes=model.weights_bytes,
-        code_bytes=model.code_bytes,
-        utilization=utilization,
-        pinned=model.pinned,
-        replicas=model.replicas,
-        all_workers=model.all_workers,
-        title=model.title,
-    )
+def _with_demand(model: ModelDemand, demand: Demand | None) -> ModelDemand:
+    return model if demand is None else dataclasses.replace(model, utilization=demand.utilization, rate=demand.rate)

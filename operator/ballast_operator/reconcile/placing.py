@@ -122,6 +122,7 @@ def demands(
                 weights_bytes=weights,
                 code_bytes=max((state.code_bytes for state in reports), default=0),
                 utilization=usage.utilization if usage is not None else 0.0,
+                rate=usage.rate if usage is not None else 0.0,
                 pinned=model.pinned,
                 replicas=model.spec.replicas,
                 all_workers=model.spec.coverage is Coverage.ALL_WORKERS,

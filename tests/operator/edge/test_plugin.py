@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -75,12 +76,24 @@ def world_of(*models, budget):
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch):
-    """The folder of a kubectl: what it answers with, and what it was asked."""
+def objects():
+    """A budget and its models."""
     build = Builder()
-    budget = build.budget_object()
     models = [build.model_object("crepe"), build.model_object("minilm", modelName="team/minilm")]
-    served = Served(world_of(*models, budget=budget))
+    return build.budget_object(), models
+
+
+@pytest.fixture
+def world(objects):
+    budget, models = objects
+    return world_of(*models, budget=budget)
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch, objects, world):
+    """The folder of a kubectl: what it answers with, and what it was asked."""
+    budget, models = objects
+    served = Served(world)
     condition = {"type": "Placed", "status": "True", "reason": "Placed", "message": "on default-0"}
     for model in models:
         model["status"] = {"conditions": [condition]}
@@ -124,6 +137,16 @@ def test_an_explanation_names_every_worker_with_its_score_and_what_would_have_to
     assert here.split()[1] == "here"
     assert "it leaves when this worker is above" in here
     assert "a score below" in other
+
+
+def test_where_models_take_turns_an_explanation_says_how_much_is_reloaded(run, world):
+    pool = world.pool()
+    called = [dataclasses.replace(model, rate=1.0, weights_bytes=700 * MIB, replicas=2) for model in pool.packed.models]
+    pool.packed = dataclasses.replace(pool.packed, models=called)
+    head, here, other = run("explain", "minilm").splitlines()[-3:]
+    assert "RELOADS" in head
+    assert " 0 B/s " in here
+    assert " 726 MiB/s " in other
 
 
 def test_a_model_is_found_by_what_clients_call_it(run):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -83,3 +84,14 @@ def test_an_explanation_agrees_with_the_pack():
         assert tuple(c.worker for c in found if c.chosen) == packing.placements[model.name].workers
         assert found[0].score == packing.loads[found[0].worker].score
         assert math.isclose(found[0].compute, packing.loads[found[0].worker].compute)
+
+
+def test_reloads_are_estimated_where_models_take_turns_and_only_there():
+    called = [dataclasses.replace(model, rate=1.0) for model in MODELS]
+    assert all(c.reload_bytes_per_second is None for c in ask("warm", called, WHERE))
+    more = [*called, *(ModelDemand(f"m{n}", 8 * GB, rate=0.1) for n in range(3))]
+    where = WHERE | {f"m{n}": (f"w{n}",) for n in range(3)}
+    here, *others = ask("warm", more, where)
+    assert here.reload_bytes_per_second > 0
+    assert here.needs.endswith("; or for fewer reloads")
+    assert min(c.reload_bytes_per_second for c in others) > 0

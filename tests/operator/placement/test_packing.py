@@ -97,10 +97,27 @@ def test_a_model_leaves_its_worker_when_another_is_better_by_more_than_the_hyste
 
 
 def test_a_model_stays_within_the_hysteresis():
+    """An exchange would bring 0.7 to 0.6, and the plain rule itself 0.7."""
+    demands = models(a=0.3, b=0.3, c=0.2, d=0.2, e=0.2)
+    before = {"a": ("w0",), "b": ("w1",), "c": ("w0",), "d": ("w1",), "e": ("w0",)}
+    assert pack(demands, workers(2), before, hysteresis_percent=20).moved == ()
+    assert pack(demands, workers(2), before, hysteresis_percent=10).moved != ()
+
+
+def test_a_model_moves_within_the_hysteresis_where_the_plain_rule_would_load_the_busiest_worker_less():
     demands = models(x=0.50, y=0.46, m=0.40)
     before = {"x": ("w0",), "y": ("w1",), "m": ("w0",)}
-    assert placed(pack(demands, workers(2), before, hysteresis_percent=10))["m"] == ("w0",)
-    assert placed(pack(demands, workers(2), before, hysteresis_percent=0))["m"] == ("w1",)
+    packing = pack(demands, workers(2), before, hysteresis_percent=10)
+    assert placed(packing) == {"x": ("w0",), "y": ("w1",), "m": ("w1",)}
+    assert pack(demands, workers(2), packing.assignments, hysteresis_percent=10).moved == ()
+
+
+def test_within_the_hysteresis_too_a_move_has_to_pay_for_its_load():
+    demands = [ModelDemand(name, GB, utilization=u) for name, u in (("x", 0.50), ("y", 0.46), ("m", 0.40))]
+    before = {"x": ("w0",), "y": ("w1",), "m": ("w0",)}
+    patient, hasty = (MovePrice(warm_bytes_per_second=GB, horizon_seconds=seconds) for seconds in (100.0, 10.0))
+    assert pack(demands, workers(2), before, price=patient).moved == ("m",)
+    assert pack(demands, workers(2), before, price=hasty).moved == ()
 
 
 def test_a_worker_that_is_gone_is_passed_over():
@@ -318,6 +335,24 @@ def test_a_model_between_two_repacks_makes_others_move_only_where_it_would_find_
     assert placed(pinned) == {"a": ("w1",), "b": ("w1",), "pinned": ("w0",)}
 
 
+def test_no_exchange_crowds_a_worker_on_which_everything_fits():
+    demands = [
+        ModelDemand(name, size * GB, utilization=u)
+        for name, size, u in (("a", 8, 0.6), ("b", 6, 0.5), ("c", 2, 0.1), ("d", 5, 0.8))
+    ]
+    fleet = [WorkerCapacity("w0", capacity_bytes=13 * GB), WorkerCapacity("w1", capacity_bytes=12 * GB)]
+    packing = pack(demands, fleet, {"a": ("w1",), "b": ("w0",), "c": ("w0",), "d": ("w0",)})
+    assert not any(load.oversubscribed for load in packing.loads.values())
+
+
+def test_copies_that_find_a_worker_later_share_the_load_with_the_first():
+    pinned = ModelDemand("pinned", 9 * GB, pinned=True)
+    model = ModelDemand("m", 2 * GB, utilization=0.8, replicas=2)
+    before = {"pinned": ("w0",), "m": ("w1",)}
+    packing = pack([pinned, model], workers(3, 10 * GB), before)
+    assert [load.compute for load in packing.loads.values()] == [0.0, pytest.approx(0.4), pytest.approx(0.4)]
+
+
 def test_where_everything_is_swapped_compute_still_decides():
     """Memory counts against what an even spread gives, so that it does not hide an overloaded device."""
     demands = [ModelDemand(f"m{n}", 5 * GB, utilization=0.25 if n < 4 else 0.0) for n in range(20)]
@@ -345,61 +380,53 @@ def random_pool(seed):
 
 
 def peak(demands, fleet, assignments, mean_memory):
-    """The largest of compute and memory, memory as a multiple of an even spread."""
+    """The largest of compute and memory; both are multiples of an even spread where not everything fits."""
     compute, held = ({worker.name: 0.0 for worker in fleet} for _ in range(2))
     for model in demands:
         for name in assignments[model.name]:
             compute[name] += model.utilization / len(assignments[model.name])
             held[name] += model.weights_bytes
-    return max(max(compute[w.name], held[w.name] / w.capacity_bytes / mean_memory) for w in fleet)
+    even = 1.0 if mean_memory == 1 else sum(compute.values()) / len(fleet)
+    return max(max(compute[w.name] / even, held[w.name] / w.capacity_bytes / mean_memory) for w in fleet)
 
 
 def moved_bytes(demands, before, after):
     return sum(model.weights_bytes for model in demands if set(before[model.name]) != set(after[model.name]))
 
 
-CORPUS = range(40)
+CORPUS = range(100)
 
 
-def crowded(demands, fleet, assignments, mean_memory):
-    """Workers that hold more than fits, in a pool where everything might fit."""
+def rank(demands, fleet, assignments, mean_memory):
+    """What a pool is judged by: whether a worker holds more than fits though everything might, then the peak."""
     held = {worker.name: 0 for worker in fleet}
     for model in demands:
         for name in assignments[model.name]:
             held[name] += model.weights_bytes
-    return sum(held[worker.name] > worker.capacity_bytes for worker in fleet) if mean_memory == 1 else 0
+    crowded = mean_memory == 1 and any(held[worker.name] > worker.capacity_bytes for worker in fleet)
+    return crowded, round(peak(demands, fleet, assignments, mean_memory), 8)
 
 
 def test_no_first_placement_is_worse_than_the_plain_rule():
-    """It crowds fewer workers, or as many and loads the most loaded one no more."""
     for seed in CORPUS:
         demands, _, fleet, mean = random_pool(seed)
         plain = plain_lpt()(demands, fleet, {}, MovePrice())
         mine = pack(demands, fleet, {}).assignments
-        fewer = crowded(demands, fleet, mine, mean) < crowded(demands, fleet, plain, mean)
-        assert fewer or peak(demands, fleet, mine, mean) <= peak(demands, fleet, plain, mean) + 1e-9
+        assert rank(demands, fleet, mine, mean) <= rank(demands, fleet, plain, mean)
 
 
-def test_no_repack_is_worse_than_the_plain_rule_and_all_of_them_move_less():
+@pytest.mark.parametrize("percent", [0, 10, 50])
+def test_no_repack_is_worse_than_the_plain_rule_and_all_of_them_move_less(percent):
     ours = theirs = 0
     for seed in CORPUS:
         demands, reversed_demands, fleet, mean = random_pool(seed)
         before = plain_lpt(0)(demands, fleet, {}, MovePrice())
         plain = plain_lpt(0)(reversed_demands, fleet, before, MovePrice())
-        mine = pack(reversed_demands, fleet, before, hysteresis_percent=0).assignments
-        assert peak(reversed_demands, fleet, mine, mean) <= peak(reversed_demands, fleet, plain, mean) * 1.01
+        mine = pack(reversed_demands, fleet, before, hysteresis_percent=percent).assignments
+        assert rank(reversed_demands, fleet, mine, mean) <= rank(reversed_demands, fleet, plain, mean)
         ours += moved_bytes(demands, before, mine)
         theirs += moved_bytes(demands, before, plain)
-    assert ours < theirs
-
-
-def test_a_repack_gives_away_no_more_than_the_hysteresis():
-    for seed in CORPUS:
-        demands, reversed_demands, fleet, mean = random_pool(seed)
-        before = plain_lpt()(demands, fleet, {}, MovePrice())
-        plain = plain_lpt()(reversed_demands, fleet, before, MovePrice())
-        mine = pack(reversed_demands, fleet, before).assignments
-        assert peak(reversed_demands, fleet, mine, mean) <= peak(reversed_demands, fleet, plain, mean) * 1.1
+    assert ours < theirs / 2
 
 
 def test_the_plain_rule_ignores_pinned_models_and_ours_gives_them_room():

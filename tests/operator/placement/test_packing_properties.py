@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_contract.reasons import Reason
 from ballast_operator.placement.model import ModelDemand, MovePrice, WorkerCapacity
 from ballast_operator.placement.packing import pack
+from ballast_operator.placement.plain import plain as plain_rule
+from benchmarks.placement_policies import plain_lpt
 
 NAMES = [f"m{number}" for number in range(6)]
+RATES = st.sampled_from([0.0, 0.0, 0.5, 1.0, 20.0])
 UTILIZATIONS = st.sampled_from([0.0, 0.05, 0.1, 0.1, 0.3, 0.9, 2.0])
 
 demands = st.lists(
@@ -20,6 +24,7 @@ demands = st.lists(
         weights_bytes=st.integers(0, 12),
         code_bytes=st.integers(0, 2),
         utilization=UTILIZATIONS,
+        rate=RATES,
         pinned=st.booleans(),
         replicas=st.integers(0, 4),
         all_workers=st.booleans(),
@@ -47,6 +52,12 @@ befores = st.dictionaries(
 )
 examples = settings(max_examples=60)
 hysteresis = st.integers(0, 99)
+prices = st.builds(
+    MovePrice,
+    warm_bytes_per_second=st.none() | st.just(5.0),
+    cold_bytes_per_second=st.none() | st.just(1.0),
+    horizon_seconds=st.sampled_from([0.1, 1.0, 10.0, 1000.0]),
+)
 modes = st.sampled_from(["packed", "all"])
 
 
@@ -99,22 +110,24 @@ def test_no_worker_gets_what_cannot_be_on_its_device_at_once(models, fleet, befo
 
 
 @examples
-@given(demands, fleets, hysteresis)
-def test_what_the_sums_say_is_what_was_placed(models, fleet, percent):
-    packing = pack(models, fleet, {}, hysteresis_percent=percent)
+@given(demands, fleets, befores, hysteresis)
+def test_what_the_sums_say_is_what_was_placed(models, fleet, before, percent):
+    packing = pack(models, fleet, before, hysteresis_percent=percent)
     for name, load in packing.loads.items():
         here = [model for model in models if name in packing.placements[model.name].workers]
         assert load.models == len(here)
         assert load.pinned_bytes == sum(m.weights_bytes for m in here if m.pinned)
         assert load.swapped_bytes == sum(m.weights_bytes for m in here if not m.pinned)
         assert load.code_bytes == sum(m.code_bytes for m in here)
+        assert load.compute == pytest.approx(sum(packing.placements[m.name].share for m in here))
 
 
 @examples
-@given(demands, fleets, befores, hysteresis, modes)
-def test_a_pack_of_its_own_result_changes_nothing(models, fleet, before, percent, mode):
-    first = pack(models, fleet, before, hysteresis_percent=percent, mode=mode)
-    again = pack(models, fleet, first.assignments, hysteresis_percent=percent, mode=mode)
+@given(demands, fleets, befores, hysteresis, modes, prices)
+def test_a_pack_of_its_own_result_changes_nothing(models, fleet, before, percent, mode, price):
+    options = {"hysteresis_percent": percent, "mode": mode, "price": price}
+    first = pack(models, fleet, before, **options)
+    again = pack(models, fleet, first.assignments, **options)
     assert again.assignments == first.assignments
     assert again.moved == ()
     assert again.changed_workers == ()
@@ -122,12 +135,12 @@ def test_a_pack_of_its_own_result_changes_nothing(models, fleet, before, percent
 
 @examples
 @given(demands, fleets, befores, hysteresis, modes)
-def test_settling_moves_no_model_that_has_all_its_copies(models, fleet, before, percent, mode):
+def test_settling_moves_nothing_where_every_copy_has_a_worker(models, fleet, before, percent, mode):
     first = pack(models, fleet, before, hysteresis_percent=percent, mode=mode)
-    extra = ModelDemand("new", 1, utilization=5.0)
-    again = pack([*models, extra], fleet, first.assignments, hysteresis_percent=percent, mode=mode, settled=True)
-    whole = {name for name, placement in first.placements.items() if placement.workers and placement.reason is None}
-    assert not whole & set(again.moved)
+    if all(placement.reason is None for placement in first.placements.values()):
+        extra = ModelDemand("new", 0, utilization=5.0)
+        again = pack([*models, extra], fleet, first.assignments, hysteresis_percent=percent, mode=mode, settled=True)
+        assert again.moved == ()
 
 
 def spread(packing):
@@ -152,12 +165,68 @@ def test_models_move_only_for_a_better_spread(models, others, fleet, percent):
 @examples
 @given(demands, demands, ample, hysteresis)
 def test_hysteresis_holds(models, others, fleet, percent):
-    """Nothing moves where even the least loaded worker is within the hysteresis of the most loaded one."""
+    """Nothing moves where even the least loaded worker is within the hysteresis of the most loaded one, and that one is not
+    above the plain rule's."""
     before = pack(models, fleet, {}).assignments
     stayed = pack(others, fleet, before, settled=True)
     loads = spread(stayed)
-    if loads[0] <= loads[-1] * (1 + percent / 100):
+    plain = pack(others, fleet, plain_rule(others, fleet, everywhere=False), settled=True)
+    if loads[0] <= loads[-1] * (1 + percent / 100) and stayed.peak <= plain.peak:
         assert pack(others, fleet, stayed.assignments, hysteresis_percent=percent).moved == ()
+
+
+even_demands = st.lists(
+    st.builds(
+        ModelDemand,
+        name=st.sampled_from([f"m{number}" for number in range(12)]),
+        weights_bytes=st.integers(0, 12),
+        code_bytes=st.integers(0, 2),
+        utilization=st.integers(0, 16).map(lambda number: number / 16),
+        rate=RATES,
+        pinned=st.sampled_from([False, False, False, True]),
+        replicas=st.sampled_from([1, 1, 1, 2, 4]),
+    ),
+    max_size=12,
+    unique_by=lambda model: model.name,
+)
+"""Sums of these and their halves are exact, so that equal loads are equal however they are added up."""
+
+COUNTS = st.sampled_from([1, 2, 4])
+
+
+def even_fleet(count, capacity):
+    return [WorkerCapacity(f"w{number}", capacity_bytes=capacity) for number in range(count)]
+
+
+sized_fleets = st.builds(even_fleet, COUNTS, st.integers(12, 60))
+even_fleets = sized_fleets | st.builds(even_fleet, COUNTS, st.none())
+
+
+def rank(packing):
+    """What packing goes by: copies that are left out, whether a worker is crowded though everything might fit, the peak."""
+    held = sum(load.held_bytes for load in packing.loads.values())
+    room = sum(load.capacity_bytes or 0 for load in packing.loads.values())
+    missing = sum(placement.wanted - len(placement.workers) for placement in packing.placements.values())
+    return missing, held <= room and any(load.oversubscribed for load in packing.loads.values()), packing.peak
+
+
+@examples
+@given(even_demands, even_fleets, befores, hysteresis)
+def test_no_pack_is_worse_than_the_plain_rule(models, fleet, before, percent):
+    """Where the plain rule's can be served at all: it takes no heed of what is pinned."""
+    where = plain_lpt()(models, fleet, {}, MovePrice())
+    plain = pack(models, fleet, where, settled=True)
+    if plain.assignments == where:
+        assert rank(pack(models, fleet, {}, hysteresis_percent=percent)) <= rank(plain)
+        assert rank(pack(models, fleet, before, hysteresis_percent=percent)) <= rank(plain)
+
+
+@examples
+@given(even_demands, sized_fleets)
+def test_the_plain_rule_is_that_of_the_first_system(models, fleet):
+    where = plain_lpt()(models, fleet, {}, MovePrice())
+    if pack(models, fleet, where, settled=True).assignments == where:
+        assert plain_rule(models, fleet, everywhere=False) == where
 
 
 @examples
