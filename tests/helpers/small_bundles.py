@@ -14,7 +14,7 @@ from ballast_worker.bundle.writer import pack_bundle
 def pack_small(
     path: Path, *, mebibytes: float = 0.001, factor: float = 2.0, max_batch: int = 2, name: str = ""
 ) -> Bundle:
-    """`y = x * factor` for rows of four, with ballast weights of so many MiB that the output depends on."""
+    """`y = x * factor` for rows of four, with ballast weights of so many MiB that the output depends on; over what is there."""
     elements = max(4, int(mebibytes * (1 << 20)) // 4)
 
     def function(parameters, x):
@@ -29,4 +29,5 @@ def pack_small(
         batch_dimension="batch",
         max_batch=max_batch,
         output_names=["y"],
+        overwrite=True,
     )
