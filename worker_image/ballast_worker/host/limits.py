@@ -91,9 +91,7 @@ def groups(*, proc: Path = PROC, cgroups: Path = CONTROL_GROUPS) -> Iterator[Gro
         if controllers == "":
             yield from _limited(cgroups, group, "memory.max", "memory.current", "")
         elif "memory" in controllers.split(","):
-            yield from _limited(
-                cgroups / "memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
-            )
+            yield from _limited(cgroups / "memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 def _limited(root: Path, group: str, limit_file: str, usage_file: str, prefix: str) -> Iterator[Group]:
