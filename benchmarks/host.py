@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import mmap
 import os
 import shutil
@@ -26,6 +25,7 @@ from statistics import median
 from typing import Any, Final
 
 import yaml
+from blake3 import blake3
 
 from ballast_worker.bundle.digests import bytes_digest, weights_digest
 from ballast_worker.bundle.files import FileIdentity
@@ -78,7 +78,7 @@ def _filling(disk: Path, shared: Path, nbytes: int, rounds: int) -> dict[str, An
 
     def digest(part: memoryview, first: int) -> None:
         del first
-        hashlib.sha256(part)
+        blake3(part)
 
     def verify() -> None:
         with bundle.open_weights() as file:
@@ -133,7 +133,7 @@ def _table(path: Path) -> dict[str, Any]:
             slot=slot,
             state=State.READY,
             layout_version=LAYOUT_VERSION,
-            digest=hashlib.sha256(str(slot).encode()).digest(),
+            digest=blake3(str(slot).encode()).digest(),
             nbytes=PAGE_BYTES,
             identity=FileIdentity(1, slot, PAGE_BYTES, 1, 1),
             name=f"model-{slot}",
@@ -213,7 +213,7 @@ def _bundle(path: Path, nbytes: int) -> Bundle:
 
     with (path / "weights.safetensors").open("wb") as file:
         file.write(header)
-        digests = [hashlib.sha256(tensor).digest() for tensor in tensors() if file.write(tensor)]
+        digests = [blake3(tensor).digest() for tensor in tensors() if file.write(tensor)]
         file.flush()
         os.fsync(file.fileno())
     (path / "function.jaxexport").write_bytes(function)

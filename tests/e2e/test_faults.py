@@ -32,6 +32,7 @@ from helpers.fault_scene import (
     uids,
     under_load,
 )
+from helpers.plain_bundles import usable
 from helpers.small_bundles import pack_small
 
 from ballast_operator.cluster import resources
@@ -69,7 +70,7 @@ def pool(kube, images):
     steps.prepare_namespace(kube, images, namespace=NAMESPACE)
     for name, factor in FACTORS.items():
         path = steps.MODELS / STORE / name
-        if not path.exists():
+        if not usable(path):
             pack_small(path, mebibytes=4, factor=factor, name="small")
     found = Scene(kube)
     found.apply(budget("default", replicas=WORKERS), *map(model, FACTORS))

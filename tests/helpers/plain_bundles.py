@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import yaml
+from blake3 import blake3
 
 from ballast_worker.bundle.digests import bytes_digest, weights_digest
+from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.layout import TensorSpec
 from ballast_worker.bundle.reader import Bundle, open_bundle
 from ballast_worker.bundle.safetensors import build_header
@@ -37,7 +38,7 @@ def write_bundle(path: Path, tensors: Mapping[str, np.ndarray], *, name: str = "
         },
         "weights": {
             "file": "weights.safetensors",
-            "digest": weights_digest(specs, [hashlib.sha256(content).digest() for content in contents]),
+            "digest": weights_digest(specs, [blake3(content).digest() for content in contents]),
             "bytes": len(weights),
             "tensors": list(tensors),
         },
@@ -62,6 +63,15 @@ def random_bundle(path: Path, nbytes: int, *, seed: int = 0, pieces: int = 1, na
     assert nbytes % (256 * pieces) == 0, "sizes are multiples of the alignment"
     tensors = {f"t{i}": random.integers(0, 256, each, dtype=np.uint8) for i in range(pieces)}
     return write_bundle(path, tensors, name=name)
+
+
+def usable(path: Path) -> bool:
+    """Whether a bundle of an earlier run is there, in the format of today."""
+    try:
+        open_bundle(path)
+    except BundleError:
+        return False
+    return True
 
 
 def packed_bytes(bundle: Bundle) -> bytes:

@@ -20,7 +20,7 @@ def pack_small(
     name: str = "",
     turns: int = 0,
 ) -> Bundle:
-    """`y = x * factor` for rows of four, with ballast weights of so many MiB that the output depends on.
+    """`y = x * factor` for rows of four, with ballast weights of so many MiB that the output depends on; over what is there.
 
     Each turn multiplies two matrices of 256 rows that stay zero, for the work alone; with turns it needs a mebibyte.
     """
@@ -44,4 +44,5 @@ def pack_small(
         batch_dimension="batch",
         max_batch=max_batch,
         output_names=["y"],
+        overwrite=True,
     )

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import subprocess
 
 import pytest
 
+from ballast_worker.bundle.digests import bytes_digest
 from ballast_worker.bundle.reader import open_bundle
 from e2e.samples.models import build, wheels
 
@@ -46,6 +48,18 @@ def test_a_damaged_or_changed_model_is_built_again_with_the_same_bytes(run, tmp_
     assert open_bundle(path).digest == digest
     shutil.rmtree(path)
     assert "packed in" in run("--only", "crepe-tiny")[1]
+
+
+def test_a_model_in_an_older_format_is_built_again(run, tmp_path):
+    run("--only", "crepe-tiny")
+    manifest = tmp_path / "models" / "crepe-tiny" / "manifest.yaml"
+    today = manifest.read_text()
+    manifest.write_text(today.replace("blake3:", "sha256:"))
+    stamp = tmp_path / "models" / ".stamps" / "crepe-tiny.json"
+    record = json.loads(stamp.read_text())
+    stamp.write_text(json.dumps({**record, "digest": bytes_digest(manifest.read_bytes())}))
+    assert "packed in" in run("--only", "crepe-tiny")[1]
+    assert manifest.read_text() == today
 
 
 def test_all_models_and_variants_are_listed(run):

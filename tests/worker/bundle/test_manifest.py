@@ -15,11 +15,12 @@ from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.manifest import MAX_MANIFEST_BYTES, default_programs, read_manifest
 
 DIGEST = "sha256:" + "0" * 64
+WEIGHTS_DIGEST = "blake3:" + "0" * 64
 VALID = {
     "format": "ballast.dev/bundle/v1",
     "name": "org/model-1.0",
     "function": {"digest": DIGEST, "bytes": 10, "platforms": ["cpu", "cuda"], "jaxVersion": "0.10.2", "callingConvention": 10},
-    "weights": {"digest": DIGEST, "bytes": 20, "tensors": ["a", "b"]},
+    "weights": {"digest": WEIGHTS_DIGEST, "bytes": 20, "tensors": ["a", "b"]},
     "dimensions": ["batch", "sequence"],
     "batchDimension": "batch",
     "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", "sequence", 3]}],
@@ -70,7 +71,9 @@ def test_a_manifest_is_immutable():
         ("name", "a" * 300, "name: "),
         ("name", "../up/", "name: "),
         ("weights.digest", "md5:00", "weights.digest: "),
-        ("weights.digest", DIGEST + "\n", "weights.digest: "),
+        ("weights.digest", WEIGHTS_DIGEST + "\n", "weights.digest: "),
+        ("weights.digest", DIGEST, "weights.digest: .* blake3: and 64 hexadecimal digits.*pack the bundle again .got 'sha256:"),
+        ("function.digest", WEIGHTS_DIGEST, "function.digest: "),
         ("weights.bytes", -1, "weights.bytes: .*greater than or equal to 0.*got -1"),
         ("weights.bytes", "20", "weights.bytes: "),
         ("weights.bytes", 2**60, "weights.bytes: .*1125899906842624"),

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ def write(path, specs=SPECS, *, seed=0):
     image = bytearray(layout.nbytes)
     for placed, content in zip(layout.tensors, contents, strict=True):
         image[placed.offset : placed.end] = content
-    return bytes(image), weights_digest(specs, [hashlib.sha256(content).digest() for content in contents])
+    return bytes(image), weights_digest(specs, [blake3(content).digest() for content in contents])
 
 
 def opened(path, specs=SPECS, *, digest) -> WeightsFile:
@@ -98,7 +98,7 @@ def test_argument_order_need_not_be_file_order(tmp_path):
     with (tmp_path / "w").open("rb") as file:
         header = read_header(file.fileno(), file="w")
     contents = [data[header.entries[spec.name].start : header.entries[spec.name].stop] for spec in backwards]
-    digest = weights_digest(backwards, [hashlib.sha256(content).digest() for content in contents])
+    digest = weights_digest(backwards, [blake3(content).digest() for content in contents])
     image = read(opened(tmp_path / "w", backwards, digest=digest), backwards)
     for placed, content in zip(pack(backwards).tensors, contents, strict=True):
         assert image[placed.offset : placed.end] == content
@@ -167,7 +167,7 @@ def test_other_bytes_are_refused_with_both_digests(tmp_path):
     ],
 )
 def test_the_digest_covers_names_dtypes_and_shapes(change):
-    contents = [hashlib.sha256(spec.name.encode()).digest() for spec in SPECS]
+    contents = [blake3(spec.name.encode()).digest() for spec in SPECS]
     assert weights_digest([change(SPECS[0]), *SPECS[1:]], contents) != weights_digest(SPECS, contents)
     assert weights_digest(SPECS[::-1], contents[::-1]) != weights_digest(SPECS, contents)
 

@@ -84,41 +84,49 @@ def test_what_is_not_a_size_is_never_refused(budget):
     assert check(host(budget=budget), replace(FACTS, mount_total=0, limit=1), process=MI) is None
 
 
-def machine(root, limit, used):
+def machine(root, limit, used, *, cache=0):
+    """A tree of /proc and /sys/fs/cgroup, as `describe` wants it."""
     (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/\n")
     (root / "proc/self/mounts").write_text(f"x / ext4 rw 0 0\ny {root} tmpfs rw 0 0\n")
     (root / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {8 * MI // 1024} kB\n")
-    (root / "sys/fs/cgroup").mkdir(parents=True)
-    (root / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
-    (root / "sys/fs/cgroup/memory.current").write_text(f"{used}\n")
-    return root
+    (root / "cgroup").mkdir(parents=True)
+    (root / "cgroup/memory.max").write_text(f"{limit}\n")
+    (root / "cgroup/memory.current").write_text(f"{used}\n")
+    (root / "cgroup/memory.stat").write_text(f"inactive_file 0\nactive_file {cache}\n")
+    return {"proc": root / "proc", "cgroups": root / "cgroup"}
 
 
 def test_the_limit_of_a_container_is_read(tmp_path):
-    facts = describe(tmp_path / "pool", root=machine(tmp_path, 6 * MI, 2 * MI))
+    facts = describe(tmp_path / "pool", **machine(tmp_path, 6 * MI, 2 * MI))
     assert (facts.limit, facts.free) == (6 * MI, 4 * MI)
+
+
+def test_file_cache_of_a_container_is_given_up_for_copies(tmp_path):
+    facts = describe(tmp_path / "pool", **machine(tmp_path, 6 * MI, 6 * MI, cache=5 * MI))
+    assert (facts.limit, facts.free) == (6 * MI, 5 * MI)
 
 
 @pytest.mark.parametrize(("kind", "in_memory"), [("tmpfs", True), ("ext4", False), ("overlay", False)])
 def test_only_some_file_systems_are_memory(tmp_path, kind, in_memory):
-    root = machine(tmp_path, "max", 0)
+    tree = machine(tmp_path, "max", 0)
     mount = next(path for path in (tmp_path, *tmp_path.parents) if path.is_mount())
-    (root / "proc/self/mounts").write_text(f"x {mount} {kind} rw 0 0\n")
-    assert describe(tmp_path / "pool", root=root).in_memory is in_memory
+    (tree["proc"] / "self/mounts").write_text(f"x {mount} {kind} rw 0 0\n")
+    assert describe(tmp_path / "pool", **tree).in_memory is in_memory
 
 
 @pytest.mark.parametrize("unlimited", ["max", 1 << 63])
 def test_without_a_limit_the_machine_counts(tmp_path, unlimited):
-    facts = describe(tmp_path / "pool", root=machine(tmp_path, unlimited, 0))
+    facts = describe(tmp_path / "pool", **machine(tmp_path, unlimited, 0))
     assert (facts.limit, facts.free) == (None, 8 * MI)
 
 
 def test_what_the_pool_holds_already_is_not_counted_against_the_machine(tmp_path):
     """Of workers that share a pool the later ones must not take the earlier ones' copies for memory that is gone."""
-    root = machine(tmp_path, "max", 0)
+    tree = machine(tmp_path, "max", 0)
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "segment").write_bytes(b"x" * MI)
-    assert describe(tmp_path / "pool", root=root).free >= 9 * MI
+    assert describe(tmp_path / "pool", **tree).free >= 9 * MI
 
 
 def test_what_the_pool_holds_already_is_not_counted_against_it(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def manifest(inputs, outputs, *, dimensions=(), batch=None, programs=None) -> Ma
         "format": "ballast.dev/bundle/v1",
         "name": "m",
         "function": {"digest": DIGEST, "bytes": 1, "platforms": ["cpu"], "jaxVersion": "0", "callingConvention": 1},
-        "weights": {"digest": DIGEST, "bytes": 1, "tensors": []},
+        "weights": {"digest": "blake3:" + "0" * 64, "bytes": 1, "tensors": []},
         "dimensions": dimensions,
         "batchDimension": batch,
         "inputs": [dict(zip(port, item, strict=True)) for item in inputs],

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+from ballast_worker.bundle.digests import FILE_PREFIX, WEIGHTS_PREFIX
 from ballast_worker.bundle.dimensions import MAX_SIZE, NAME, RESERVED, concrete_shape
 from ballast_worker.bundle.faults import did_you_mean
 from ballast_worker.bundle.layout import DTYPES, TensorSpec
@@ -48,6 +49,14 @@ def _file(name: str) -> str:
     return name
 
 
+def _weights_digest(digest: str) -> str:
+    if not re.fullmatch(rf"{WEIGHTS_PREFIX}[0-9a-f]{{64}}", digest):
+        raise ValueError(
+            f"the weights' digest is {WEIGHTS_PREFIX} and 64 hexadecimal digits in lower case; pack the bundle again"
+        )
+    return digest
+
+
 def _dimension(name: str) -> str:
     if not NAME.match(name) or name in RESERVED:
         raise ValueError(
@@ -56,7 +65,8 @@ def _dimension(name: str) -> str:
     return name
 
 
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+FileDigest = Annotated[str, Field(pattern=rf"^{FILE_PREFIX}[0-9a-f]{{64}}$")]
+WeightsDigest = Annotated[str, AfterValidator(_weights_digest)]
 DimensionName = Annotated[str, AfterValidator(_dimension)]
 TensorName = Annotated[str, AfterValidator(tensor_name)]
 Dtype = Annotated[str, AfterValidator(_dtype)]
@@ -89,7 +99,7 @@ class FunctionPart(Part):
     """
 
     file: FileName = FUNCTION_FILE
-    digest: Digest
+    digest: FileDigest
     bytes: ByteCount
     platforms: Annotated[tuple[Literal["cpu", "cuda"], ...], Field(min_length=1, max_length=2)]
     jax_version: Annotated[str, Field(min_length=1, max_length=64)]
@@ -107,7 +117,7 @@ class WeightsPart(Part):
     """
 
     file: FileName = WEIGHTS_FILE
-    digest: Digest
+    digest: WeightsDigest
     bytes: ByteCount
     tensors: Annotated[tuple[TensorName, ...], Field(max_length=MAX_TENSORS)]
 

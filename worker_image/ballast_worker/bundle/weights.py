@@ -7,13 +7,14 @@ Ordinary reads, never a mapping of the file: a mapped file that becomes shorter 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
+
+from blake3 import blake3
 
 from ballast_worker.bundle.digests import weights_digest
 from ballast_worker.bundle.errors import BundleError
@@ -172,7 +173,7 @@ class WeightsFile:
             raise ValueError(f"pieces of {size} bytes; they have at least 1")
         self._check_layout(layout)
         own = bytearray(min(size, layout.nbytes)) if buffer is None else b""
-        hashes = [hashlib.sha256() for _ in self._entries]
+        hashes = [blake3() for _ in self._entries]
         first = 0
         for start in range(0, layout.nbytes, size):
             stop = min(start + size, layout.nbytes)
@@ -220,7 +221,7 @@ class WeightsFile:
         report: Callable[[int], None],
         stop: threading.Event,
     ) -> bytes:
-        content = hashlib.sha256()
+        content = blake3()
         for offset in range(0, len(target), READ_BYTES):
             if stop.is_set():
                 break

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import yaml
+from blake3 import blake3
 
 from ballast_worker.bundle.digests import bytes_digest, weights_digest
 from ballast_worker.bundle.errors import BundleError
@@ -165,7 +165,7 @@ def _weights(leaves: Sequence[tuple[TensorSpec, Any]], contents: list[bytes]) ->
     yield build_header([spec for spec, _ in leaves])
     for spec, leaf in leaves:
         data = memoryview(host_array(spec, leaf).reshape(-1).view(np.uint8).data)
-        contents.append(hashlib.sha256(data).digest())
+        contents.append(blake3(data).digest())
         yield data
 
 

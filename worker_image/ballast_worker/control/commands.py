@@ -94,6 +94,7 @@ def _regions(config: WorkerConfig, parsed: argparse.Namespace) -> int:
     """Looks at the pool itself, or removes one, so that no worker has to run."""
     if parsed.remove is not None:
         return _remove(parsed.remove)
+    from ballast_worker.bundle.digests import WEIGHTS_PREFIX  # noqa: PLC0415
     from ballast_worker.control.machine import pool_directory  # noqa: PLC0415 - imports JAX
     from ballast_worker.host.errors import HostPoolError  # noqa: PLC0415
     from ballast_worker.host.survey import survey  # noqa: PLC0415
@@ -111,7 +112,7 @@ def _regions(config: WorkerConfig, parsed: argparse.Namespace) -> int:
     rows += [
         (
             region.name,
-            region.digest.removeprefix("sha256:")[:12],
+            region.digest.removeprefix(WEIGHTS_PREFIX)[:12],
             human(region.host_bytes),
             "ready" if region.ready else f"filling {human(region.filled)}",
             "yes" if region.in_transfer else "no",

@@ -13,14 +13,12 @@ from ballast_contract.config import Host
 from ballast_contract.quantities import ceil_api
 from ballast_contract.reasons import Reason
 from ballast_worker.control.models import Failure
+from ballast_worker.host import limits
 
 PROCESS_BYTES: Final = 2 << 30
 """Left to the worker's own process and its builders when the budget is automatic."""
 
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
-
-_UNLIMITED: Final = 1 << 60
-"""Limits above this mean none: cgroup v1 writes a huge number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,8 @@ class HostFacts:
         mount: where the file system of the pool is mounted.
         mount_total: its size.
         mount_free: free in it, together with what the pool holds already.
-        limit: the container's memory limit; None without one.
-        free: what the limit leaves, or what the machine has where there is no limit, together with what the pool holds.
+        limit: the tightest memory limit of the container; None without one.
+        free: what such limits leave, or what the machine has, together with what the pool holds, where that is less.
         in_memory: the file system keeps its files in memory: only there an automatic budget takes anything.
     """
 
@@ -44,18 +42,18 @@ class HostFacts:
     in_memory: bool = True
 
 
-def describe(pool: Path, *, root: Path = Path("/")) -> HostFacts:
-    """The facts of this machine for a pool in a directory; `root` is where /proc and /sys are."""
+def describe(pool: Path, *, proc: Path = limits.PROC, cgroups: Path = limits.CONTROL_GROUPS) -> HostFacts:
+    """The facts of this machine for a pool in a directory."""
     mount = next(path for path in (pool, *pool.parents) if path.exists())
     while not mount.is_mount():
         mount = mount.parent
     status = os.statvfs(mount)
     held = _held(pool)
-    machine = _available(root) + held
-    limit, used = _cgroup(root)
-    free = machine if limit is None else min(machine, max(0, limit - used))
+    groups = list(limits.groups(proc=proc, cgroups=cgroups))
+    free = min([(limits.memory_of_node(proc=proc) or 0) + held, *(group.left for group in groups)])
+    limit = min((group.limit for group in groups), default=None)
     total, left = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-    in_memory = _kind(mount, root) in _IN_MEMORY
+    in_memory = _kind(mount, proc) in _IN_MEMORY
     return HostFacts(mount, total, left + held, limit, free, in_memory)
 
 
@@ -115,34 +113,11 @@ def _held(pool: Path) -> int:
     return found
 
 
-def _kind(mount: Path, root: Path) -> str:
+def _kind(mount: Path, proc: Path) -> str:
     """Type of the file system mounted there; the last mount wins."""
     found = ""
-    for line in (root / "proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (proc / "self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
         _, where, kind, *_ = line.split(" ")
         if where == str(mount):
             found = kind
     return found
-
-
-def _available(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _cgroup(root: Path) -> tuple[int | None, int]:
-    """The container's memory limit, None without one, and what it uses of it."""
-    for limit, usage in (
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most = (root / limit).read_text(encoding="ascii").strip()
-            used = int((root / usage).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            continue
-        if most.isdigit() and int(most) < _UNLIMITED:
-            return int(most), used
-    return None, 0

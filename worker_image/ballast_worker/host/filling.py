@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ballast_worker.bundle.digests import WEIGHTS_PREFIX
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.files import FileIdentity
 from ballast_worker.bundle.layout import LAYOUT_VERSION
@@ -41,7 +42,7 @@ class Fill:
 
 def digest_of(bundle: Bundle) -> bytes:
     """The digest of a bundle's weights, which with the layout version is the key of its copy."""
-    return bytes.fromhex(bundle.manifest.weights.digest.partition(":")[2])
+    return bytes.fromhex(bundle.manifest.weights.digest.removeprefix(WEIGHTS_PREFIX))
 
 
 def enter(directory: PoolDirectory, room: regions.Room, bundle: Bundle, victims: Locks) -> Fill:

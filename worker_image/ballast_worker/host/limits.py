@@ -16,8 +16,11 @@ from pathlib import Path
 MARGIN_BYTES = 64 << 20
 """Left to the process itself below a memory limit."""
 
-_UNLIMITED_V1 = 1 << 60
-"""Limits of version 1 from here on mean that there is none."""
+PROC = Path("/proc")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+_UNLIMITED = 1 << 60
+"""Limits from here on mean that there is none: version 1 writes a huge number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +36,35 @@ class Available:
     limit: str
 
 
-def available(directory: Path, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A control group that limits the memory of this process: its own, or one above it.
+
+    Attributes:
+        path: its folder.
+        limit: bytes that it may take.
+        left: bytes that it may still take, with the file cache that it would give up.
+    """
+
+    path: Path
+    limit: int
+    left: int
+
+
+def available(directory: Path, *, proc: Path = PROC, cgroups: Path = CONTROL_GROUPS) -> Available:
     """Ask every limit that applies to pages allocated in `directory` by this process."""
     status = os.statvfs(directory)
     space = Available(status.f_bavail * status.f_frsize, f"free space of the file system at {directory}")
     return min(space, memory(proc=proc, cgroups=cgroups), key=lambda one: one.nbytes)
 
 
-def memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
+def memory(*, proc: Path = PROC, cgroups: Path = CONTROL_GROUPS) -> Available:
     """Ask every limit that applies to memory of this process."""
     found = [
-        Available(max(0, left - MARGIN_BYTES), f"memory limit of the control group {group}")
-        for group, left in _headrooms(proc, cgroups)
+        Available(max(0, group.left - MARGIN_BYTES), f"memory limit of the control group {group.path}")
+        for group in groups(proc=proc, cgroups=cgroups)
     ]
-    node = _meminfo(proc).get("MemAvailable")
+    node = memory_of_node(proc=proc)
     if node is not None:
         found.append(Available(max(0, node - MARGIN_BYTES), "available memory of the node"))
     return min(found, key=lambda one: one.nbytes, default=Available(sys.maxsize, "no limit"))
@@ -58,32 +76,30 @@ def shortage() -> str | None:
     return None if left.nbytes else f"less than {MARGIN_BYTES} bytes are left of the {left.limit}"
 
 
-def _headrooms(proc: Path, cgroups: Path) -> Iterator[tuple[str, int]]:
-    """What each memory limit on the way to the root leaves, in bytes."""
+def memory_of_node(*, proc: Path = PROC) -> int | None:
+    """Bytes that the node can give without swapping; None where it does not tell."""
+    for line in _lines(proc / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def groups(*, proc: Path = PROC, cgroups: Path = CONTROL_GROUPS) -> Iterator[Group]:
+    """The control groups with a memory limit, from this process's own to the root."""
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            yield from _version_2(cgroups, group)
+            yield from _limited(cgroups, group, "memory.max", "memory.current", "")
         elif "memory" in controllers.split(","):
-            yield from _version_1(cgroups / "memory", group)
+            yield from _limited(cgroups / "memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
-def _version_2(root: Path, group: str) -> Iterator[tuple[str, int]]:
-    for folder in _upwards(root, group, "memory.current"):
-        limit = _number(folder / "memory.max")
-        current = _number(folder / "memory.current")
-        if limit is not None and current is not None:
-            cache = _statistics(folder, "inactive_file", "active_file")
-            yield str(folder), max(0, limit - current + cache)
-
-
-def _version_1(root: Path, group: str) -> Iterator[tuple[str, int]]:
-    for folder in _upwards(root, group, "memory.usage_in_bytes"):
-        limit = _number(folder / "memory.limit_in_bytes")
-        current = _number(folder / "memory.usage_in_bytes")
-        if limit is not None and current is not None and limit < _UNLIMITED_V1:
-            cache = _statistics(folder, "total_inactive_file", "total_active_file")
-            yield str(folder), max(0, limit - current + cache)
+def _limited(root: Path, group: str, limit_file: str, usage_file: str, prefix: str) -> Iterator[Group]:
+    for folder in _upwards(root, group, usage_file):
+        limit, usage = _number(folder / limit_file), _number(folder / usage_file)
+        if limit is not None and usage is not None and limit < _UNLIMITED:
+            cache = _statistics(folder, f"{prefix}inactive_file", f"{prefix}active_file")
+            yield Group(folder, limit, max(0, limit - usage + cache))
 
 
 def _upwards(root: Path, group: str, file: str) -> Iterator[Path]:
@@ -105,16 +121,6 @@ def _statistics(folder: Path, *names: str) -> int:
     """Bytes of file cache, which counts against the limit but is given up under pressure; tmpfs is not part of it."""
     values = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
     return sum(int(values.get(name, "0")) for name in names)
-
-
-def _meminfo(proc: Path) -> dict[str, int]:
-    found = {}
-    for line in _lines(proc / "meminfo"):
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[1] == "kB":
-            found[name] = int(words[0]) * 1024
-    return found
 
 
 def _number(path: Path) -> int | None:

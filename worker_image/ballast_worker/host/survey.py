@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ballast_worker.bundle.digests import WEIGHTS_PREFIX
 from ballast_worker.host.directory import TABLE_FILE, boot_id
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.lockbytes import entry_byte, keep_byte
@@ -97,7 +98,7 @@ def survey(path: Path) -> Survey:
             found.append(
                 Region(
                     name=entry.name,
-                    digest=f"sha256:{entry.digest.hex()}",
+                    digest=WEIGHTS_PREFIX + entry.digest.hex(),
                     layout_version=entry.layout_version,
                     nbytes=entry.nbytes,
                     host_bytes=sum(run.count for run in entry.runs) * PAGE_BYTES,
