@@ -22,4 +22,10 @@ def test_a_small_pool_is_placed_and_a_restart_writes_nothing() -> None:
     assert figures["writes"]["create services"] == 50
     assert "apply inferencemodels" not in figures["restart_written"]
     assert figures["restart_model_events"] == 0
-    assert set(figures["placing_cpu_seconds"]) == {"benchmark", "etcd", "kube-apiserver", "operator", "simulated workers"}
+    assert set(figures["placing_cpu_seconds"]) == {
+        "benchmark",
+        "etcd",
+        "kube-apiserver",
+        "operator",
+        "simulated workers",
+    }

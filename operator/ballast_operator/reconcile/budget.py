@@ -30,7 +30,7 @@ from ballast_operator.reconcile.bundles import Bundles
 from ballast_operator.reconcile.children import children
 from ballast_operator.reconcile.host_memory import is_shared, place_of
 from ballast_operator.reconcile.placement import Placement
-from ballast_operator.reconcile.pods import Pod, PodPlan, Wanted
+from ballast_operator.reconcile.pods import PodPlan, Wanted
 from ballast_operator.reconcile.pool import Pool, Window
 from ballast_operator.reconcile.template import Template, render
 from ballast_operator.reconcile.wishes import Model, Rejection, deleting, parse_budget, paused

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.inferencemodel import InferenceModelSpec
 from ballast_operator.api.weightbudget import Addresses
@@ -15,6 +16,7 @@ from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES
 from ballast_operator.reconcile import crew, endpoints, holding, model_facts, model_status, naming
+from ballast_operator.reconcile.conditions import moment_of
 from ballast_operator.reconcile.endpoints import Ownership
 from ballast_operator.reconcile.model_situation import Situation
 from ballast_operator.reconcile.pool import Pool
@@ -34,6 +36,9 @@ from ballast_operator.reconcile.world import World
 from ballast_operator.reconcile.writing import delete, ensure, write_status
 
 _URGENT: Final = ("replicas", "readyReplicas", "address", "lastFailure")
+
+_FIRST_SECONDS: Final = 5.0
+"""Age at which a new model gets a status although it is still on its way."""
 
 _FORMER_SECONDS: Final = 2.0
 _FOREIGN_SECONDS: Final = 15.0
@@ -67,6 +72,9 @@ class ModelReconciler:
         found = crew.crew_of(world, crew.involved(world, budget, targets, holders), leaving=pool.draining)
         rollout = holding.roll_model(world, pool, verdict, found)
         involved = found.involved(targets, {*holders, *rollout.hold})
+        refused = _refused(world, verdict, involved)
+        if (wait := self._on_its_way(obj, verdict, pool, involved, refused)) is not None:
+            return wait
         own = _own_address(budget, pool)
         conflict, again = "", None
         if not paused(obj):
@@ -79,7 +87,7 @@ class ModelReconciler:
             workers=involved,
             targets=targets,
             rollout=rollout,
-            refused=_refused(world, verdict, involved),
+            refused=refused,
             obstacle=pool.obstacles.get(verdict.uid),
             crowding=_crowding(pool, verdict.uid),
             conflict=conflict,
@@ -91,6 +99,26 @@ class ModelReconciler:
         later = await self._report(key, obj, situation, pool)
         timers = [timer for timer in (again, later, _first_reports(involved)) if timer is not None]
         return min(timers, default=None)
+
+    def _on_its_way(
+        self, obj: Object, model: Model, pool: Pool, involved: Sequence[Worker], refused: Mapping[str, pb.Failure]
+    ) -> float | None:
+        """Seconds for which nothing is said of a new model: it is being placed, or told to a worker, and each word would be
+        out of date at once. None: there is something to say.
+        """
+        obstacle = pool.obstacles.get(model.uid)
+        settled = (
+            model.spec.replicas == 0
+            or paused(obj)
+            or not pool.workers_seen
+            or (obstacle is not None and obstacle.reason is not Reason.PENDING)
+            or refused
+            or any(worker.report(model) is not None for worker in involved)
+        )
+        if settled or (obj.get("status") or {}).get("conditions"):
+            return None
+        age = (self._world.now() - moment_of(obj["metadata"]["creationTimestamp"])).total_seconds()
+        return _FIRST_SECONDS - age if 0 <= age < _FIRST_SECONDS else None
 
     @staticmethod
     def _unknown(obj: Object) -> Sequence[str]:

@@ -109,7 +109,9 @@ class Poster:
 async def test_the_same_event_is_posted_once_in_ten_minutes(build: Builder):
     clock = [0.0]
     poster = Poster()
-    events = Events(poster, instance="i", metrics=ReconcileMetrics(CollectorRegistry()), clock=lambda: clock[0], now=lambda: NOW)
+    events = Events(
+        poster, instance="i", metrics=ReconcileMetrics(CollectorRegistry()), clock=lambda: clock[0], now=lambda: NOW
+    )
     obj = build.model_object()
     for note in ("a", "a", "b"):
         events.post(obj, "InferenceModel", "Warning", Reason.NAME_CONFLICT, "Accept", note)
@@ -125,7 +127,9 @@ async def test_the_same_event_is_posted_once_in_ten_minutes(build: Builder):
 async def test_an_event_that_cannot_be_posted_and_a_long_note_hurt_nobody(build: Builder):
     poster = Poster()
     poster.error = errors.Forbidden("no")
-    events = Events(poster, instance="i", metrics=ReconcileMetrics(CollectorRegistry()), clock=lambda: 0.0, now=lambda: NOW)
+    events = Events(
+        poster, instance="i", metrics=ReconcileMetrics(CollectorRegistry()), clock=lambda: 0.0, now=lambda: NOW
+    )
     events.post(build.model_object(), "InferenceModel", "Normal", Reason.READY, "Ready", "x" * 5000)
     await events.close()
     assert len(poster.bodies[0]["note"]) == 1024
