@@ -100,7 +100,8 @@ async def _pools_up(options: argparse.Namespace, here: Ground, subject: Subject)
         await here.client.create(BUDGETS, _budget(pool, replicas))
     progress(f"{options.workers} worker pods")
     addresses: dict[str, str] = {}
-    async for addresses in pods.play(here.client, NAMESPACE, count=options.workers):
+    async for running in pods.play(here.client, NAMESPACE, count=options.workers):
+        addresses = running
         await _scrape(subject)  # it raises when the operator has ended
     workers = await Workers.start(addresses, await worker_certificate(here.client, NAMESPACE))
     await _until(subject, lambda now: now.value("ballast_operator_workers", state="ready") == options.workers)

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+import uvloop
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 
 from ballast_contract import names
@@ -72,7 +73,8 @@ def _serve(arguments: Arguments) -> None:
             on_lost=_lost,
             introspection_port=names.INTROSPECTION_PORT,
         )
-        asyncio.run(_until_signal(process))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_until_signal(process))
     finally:
         server.stop()
 

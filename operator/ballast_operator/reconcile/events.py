@@ -92,6 +92,8 @@ class Events:
         self._now = now
         self._said: OrderedDict[_Key, float] = OrderedDict()
         self._waiting: dict[Severity, OrderedDict[_Key, _Event]] = {"Warning": OrderedDict(), "Normal": OrderedDict()}
+        self._going: dict[_Key, _Event] = {}
+        """The newest of each that is on its way."""
         self._posters: set[asyncio.Task[None]] = set()
         self._ending = asyncio.Event()
         metrics.events_waiting.set_function(self.waiting)
@@ -167,12 +169,16 @@ class Events:
     async def _post(self) -> None:
         while (severity := next((s for s, held in self._waiting.items() if held), None)) is not None:
             key, event = self._waiting[severity].popitem(last=False)
+            self._going[key] = event
             started, sent = self._clock(), False
             try:
                 sent = await self._send(event)
             finally:
+                newest = self._going.get(key) is event
+                if newest:
+                    del self._going[key]
                 if not sent:
-                    self._put_back(severity, key, event)
+                    self._put_back(severity, key, event, newest=newest)
             if not sent and self._ending.is_set():
                 return
             await self._rest(_REST * (self._clock() - started) if sent else _AWAY_SECONDS)
@@ -193,8 +199,8 @@ class Events:
         self._metrics.events.labels(result).inc()
         return True
 
-    def _put_back(self, severity: Severity, key: _Key, event: _Event) -> None:
-        if any(key in held for held in self._waiting.values()):  # a newer one came meanwhile
+    def _put_back(self, severity: Severity, key: _Key, event: _Event, *, newest: bool) -> None:
+        if not newest or any(key in held for held in self._waiting.values()):  # another came meanwhile
             self._metrics.events.labels("superseded").inc()
             return
         self._waiting[severity][key] = event

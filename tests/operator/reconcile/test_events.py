@@ -60,7 +60,7 @@ class Scene:
         return self.registry.get_sample_value("ballast_operator_events_total", {"result": result}) or 0.0
 
     async def all_gone(self) -> None:
-        while self.events.waiting() or self.api.at_once:
+        while self.events.waiting() or self.api.at_once:  # noqa: ASYNC110 - on virtual time
             await asyncio.sleep(1.0)
 
 
@@ -121,6 +121,7 @@ def test_what_waits_for_an_api_server_that_is_away_is_superseded_too():
         scene.say(1, "0 of 1 copies answer", "Warning")
         await asyncio.sleep(0)
         scene.say(1, "1 of 1 copies answer")
+        await asyncio.sleep(0)
         scene.api.open.set()
         await scene.all_gone()
         assert scene.api.notes == ["1 of 1 copies answer"]

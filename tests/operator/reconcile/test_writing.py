@@ -115,6 +115,7 @@ async def test_the_same_event_is_posted_once_in_ten_minutes(build: Builder):
     obj = build.model_object()
     for note in ("a", "a", "b"):
         events.post(obj, "InferenceModel", "Warning", Reason.NAME_CONFLICT, "Accept", note)
+    await asyncio.sleep(0)
     clock[0] = 601.0
     events.post(obj, "InferenceModel", "Warning", Reason.NAME_CONFLICT, "Accept", "a")
     await events.close()
