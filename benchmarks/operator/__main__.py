@@ -21,9 +21,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.resources import BUDGETS
-from benchmarks.operator import bare, pods, processor
+from benchmarks.operator import bare, objects, pods, processor
 from benchmarks.operator.certificate import worker_certificate
 from benchmarks.operator.ground import Ground, enter_network, ground
 from benchmarks.operator.subject import Scrape, Subject
@@ -34,7 +33,6 @@ from benchmarks.report import main, progress
 NAMESPACE: Final = "bench"
 BARE: Final = "bare"
 
-_PINNED_EVERY: Final = 10
 _PATIENCE_SECONDS: Final = 300.0
 
 
@@ -97,7 +95,7 @@ async def _with_operator(options: argparse.Namespace, here: Ground, subject: Sub
 async def _pools_up(options: argparse.Namespace, here: Ground, subject: Subject) -> Workers:
     for pool in range(options.pools):
         replicas = options.workers // options.pools + (pool < options.workers % options.pools)
-        await here.client.create(BUDGETS, _budget(pool, replicas))
+        await here.client.create(BUDGETS, objects.budget(pool, replicas, namespace=NAMESPACE))
     progress(f"{options.workers} worker pods")
     addresses: dict[str, str] = {}
     async for running in pods.play(here.client, NAMESPACE, count=options.workers):
@@ -117,7 +115,7 @@ async def _place(
     meter = processor.Meter(here.processes() | own)
     progress(f"{options.models} models are created")
     started = time.monotonic()
-    bodies = [_model(n, options.pools) for n in range(options.models)]
+    bodies = [objects.model(n, options.pools, namespace=NAMESPACE) for n in range(options.models)]
     creating = asyncio.create_task(bare.create(here.kubeconfig, bodies))
     placed = await subject.outlive(
         watch.until(lambda: watch.holding["Placed"] == options.models, seconds=_PATIENCE_SECONDS)
@@ -236,20 +234,6 @@ async def _until(subject: Subject, so: Any) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the operator did not get there within {_PATIENCE_SECONDS:.0f} s")
         await asyncio.sleep(0.2)
-
-
-def _budget(number: int, replicas: int) -> Object:
-    spec = {"workers": {"replicas": replicas, "backend": "cpu", "executableStore": {"emptyDir": {}}}}
-    return {"metadata": {"name": f"pool-{number}", "namespace": NAMESPACE}, "spec": spec}
-
-
-def _model(number: int, pools: int) -> Object:
-    spec = {
-        "budgetRef": {"name": f"pool-{number % pools}"},
-        "source": {"uri": f"file:///models/{number:05}"},
-        "residency": "unpinned" if number % _PINNED_EVERY else "device",
-    }
-    return {"metadata": {"name": f"model-{number:05}", "namespace": NAMESPACE}, "spec": spec}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-import uvloop
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 
 from ballast_contract import names
@@ -73,8 +72,7 @@ def _serve(arguments: Arguments) -> None:
             on_lost=_lost,
             introspection_port=names.INTROSPECTION_PORT,
         )
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_signal(process))
+        asyncio.run(_until_signal(process))
     finally:
         server.stop()
 

@@ -79,11 +79,6 @@ def timestamp(moment: dt.datetime) -> str:
     return moment.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def moment_of(text: str) -> dt.datetime:
-    """The moment that a metav1.Time says."""
-    return dt.datetime.fromisoformat(text)
-
-
 def _reason(text: str) -> Reason:
     try:
         return Reason(text)

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.inferencemodel import InferenceModelSpec
 from ballast_operator.api.weightbudget import Addresses
@@ -16,11 +15,11 @@ from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES
 from ballast_operator.reconcile import crew, endpoints, holding, model_facts, model_status, naming
-from ballast_operator.reconcile.conditions import moment_of
 from ballast_operator.reconcile.endpoints import Ownership
 from ballast_operator.reconcile.model_situation import Situation
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.rollout import Rollout
+from ballast_operator.reconcile.silence import silence
 from ballast_operator.reconcile.unknown_fields import unknown_fields
 from ballast_operator.reconcile.wishes import (
     Model,
@@ -36,9 +35,6 @@ from ballast_operator.reconcile.world import World
 from ballast_operator.reconcile.writing import delete, ensure, write_status
 
 _URGENT: Final = ("replicas", "readyReplicas", "address", "lastFailure")
-
-_FIRST_SECONDS: Final = 5.0
-"""Age at which a new model gets a status although it is still on its way."""
 
 _FORMER_SECONDS: Final = 2.0
 _FOREIGN_SECONDS: Final = 15.0
@@ -73,7 +69,16 @@ class ModelReconciler:
         rollout = holding.roll_model(world, pool, verdict, found)
         involved = found.involved(targets, {*holders, *rollout.hold})
         refused = _refused(world, verdict, involved)
-        if (wait := self._on_its_way(obj, verdict, pool, involved, refused)) is not None:
+        wait = silence(
+            obj,
+            verdict,
+            placeable=bool(pool.workers_seen),
+            obstacle=pool.obstacles.get(verdict.uid),
+            workers=involved,
+            refused=bool(refused),
+            now=world.now(),
+        )
+        if wait is not None:
             return wait
         own = _own_address(budget, pool)
         conflict, again = "", None
@@ -99,26 +104,6 @@ class ModelReconciler:
         later = await self._report(key, obj, situation, pool)
         timers = [timer for timer in (again, later, _first_reports(involved)) if timer is not None]
         return min(timers, default=None)
-
-    def _on_its_way(
-        self, obj: Object, model: Model, pool: Pool, involved: Sequence[Worker], refused: Mapping[str, pb.Failure]
-    ) -> float | None:
-        """Seconds for which nothing is said of a new model: it is being placed, or told to a worker, and each word would be
-        out of date at once. None: there is something to say.
-        """
-        obstacle = pool.obstacles.get(model.uid)
-        settled = (
-            model.spec.replicas == 0
-            or paused(obj)
-            or not pool.workers_seen
-            or (obstacle is not None and obstacle.reason is not Reason.PENDING)
-            or refused
-            or any(worker.report(model) is not None for worker in involved)
-        )
-        if settled or (obj.get("status") or {}).get("conditions"):
-            return None
-        age = (self._world.now() - moment_of(obj["metadata"]["creationTimestamp"])).total_seconds()
-        return _FIRST_SECONDS - age if 0 <= age < _FIRST_SECONDS else None
 
     @staticmethod
     def _unknown(obj: Object) -> Sequence[str]:
