@@ -37,7 +37,6 @@ test-gpu: ## what needs an NVIDIA GPU; GPU_MODELS=DIR names sample bundles. One 
 bench-eviction bench-policy bench-churn bench-host bench-placement: venv
 	$(PYTHON) -m benchmarks.$(@:bench-%=%) $(ARGS)
 bench-operator: setup
-	$(BOOTSTRAP) kwok
 	$(PYTHON) -m benchmarks.operator $(ARGS)
 bench-gpu:
 	python3 -m benchmarks.gpu $(ARGS)

@@ -21,9 +21,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from ballast_operator.cluster.client import Object
-from ballast_operator.cluster.resources import BUDGETS, PODS
-from benchmarks.operator import bare
+from ballast_operator.cluster.resources import BUDGETS
+from benchmarks.operator import bare, objects, pods, processor
 from benchmarks.operator.certificate import worker_certificate
 from benchmarks.operator.ground import Ground, enter_network, ground
 from benchmarks.operator.subject import Scrape, Subject
@@ -34,10 +33,7 @@ from benchmarks.report import main, progress
 NAMESPACE: Final = "bench"
 BARE: Final = "bare"
 
-_PINNED_EVERY: Final = 10
 _PATIENCE_SECONDS: Final = 300.0
-_QUIET_SECONDS: Final = 20.0
-"""Longer than figures may wait for their write."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +43,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pools", type=int, default=1, help="WeightBudgets that share both (%(default)s)")
     parser.add_argument("--idle-seconds", type=float, default=300.0, help="how long it idles (%(default)s)")
     parser.add_argument("--moves", type=int, default=200, help="changes of tier for the lag (%(default)s)")
+    parser.add_argument(
+        "--quiet-seconds",
+        type=float,
+        default=20.0,
+        help="how long nothing is written before all counts as done; figures may wait for 15 s (%(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the changes (%(default)s)")
     parser.add_argument("--log", type=Path, help="keep the operator's log in this file")
 
@@ -59,7 +61,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ballast-bench-") as folder:
         log = options.log or Path(folder) / "operator.log"
-        async with ground(workers=options.workers) as here:
+        async with ground() as here:
             await here.namespace(NAMESPACE)
             await here.namespace(BARE)
             subject = await Subject.start(here.kubeconfig, NAMESPACE, log)
@@ -76,7 +78,7 @@ async def _with_operator(options: argparse.Namespace, here: Ground, subject: Sub
     workers = await _pools_up(options, here, subject)
     try:
         async with watch_models(here.kubeconfig, NAMESPACE) as watch:
-            figures = await _place(options, here, subject, watch)
+            figures = await _place(options, here, subject, workers, watch)
             figures |= await _lag(options, workers, watch)
             figures |= await _idle(options, subject)
             await subject.stop()
@@ -93,25 +95,27 @@ async def _with_operator(options: argparse.Namespace, here: Ground, subject: Sub
 async def _pools_up(options: argparse.Namespace, here: Ground, subject: Subject) -> Workers:
     for pool in range(options.pools):
         replicas = options.workers // options.pools + (pool < options.workers % options.pools)
-        await here.client.create(BUDGETS, _budget(pool, replicas))
+        await here.client.create(BUDGETS, objects.budget(pool, replicas, namespace=NAMESPACE))
     progress(f"{options.workers} worker pods")
     addresses: dict[str, str] = {}
-    while len(addresses) < options.workers:
+    async for running in pods.play(here.client, NAMESPACE, count=options.workers):
+        addresses = running
         await _scrape(subject)  # it raises when the operator has ended
-        await asyncio.sleep(0.5)
-        pods = (await here.client.list(PODS, NAMESPACE)).items
-        addresses = {p["metadata"]["name"]: ip for p in pods if (ip := p.get("status", {}).get("podIP"))}
     workers = await Workers.start(addresses, await worker_certificate(here.client, NAMESPACE))
     await _until(subject, lambda now: now.value("ballast_operator_workers", state="ready") == options.workers)
     return workers
 
 
-async def _place(options: argparse.Namespace, here: Ground, subject: Subject, watch: ModelWatch) -> dict[str, Any]:
-    await _quiet(subject)
-    before, cpu, load = await _scrape(subject), subject.cpu_seconds(), os.getloadavg()[0]
+async def _place(
+    options: argparse.Namespace, here: Ground, subject: Subject, workers: Workers, watch: ModelWatch
+) -> dict[str, Any]:
+    await _quiet(options, subject)
+    before, load = await _scrape(subject), os.getloadavg()[0]
+    own = {"operator": subject.pid, "simulated workers": workers.pid, "benchmark": os.getpid()}
+    meter = processor.Meter(here.processes() | own)
     progress(f"{options.models} models are created")
     started = time.monotonic()
-    bodies = [_model(n, options.pools) for n in range(options.models)]
+    bodies = [objects.model(n, options.pools, namespace=NAMESPACE) for n in range(options.models)]
     creating = asyncio.create_task(bare.create(here.kubeconfig, bodies))
     placed = await subject.outlive(
         watch.until(lambda: watch.holding["Placed"] == options.models, seconds=_PATIENCE_SECONDS)
@@ -121,8 +125,9 @@ async def _place(options: argparse.Namespace, here: Ground, subject: Subject, wa
         watch.until(lambda: watch.holding["Ready"] == options.models, seconds=_PATIENCE_SECONDS)
     )
     progress(f"all are ready after {ready - started:.1f} s")
-    spent, created = subject.cpu_seconds() - cpu, await creating
-    writes = (await _quiet(subject)).writes() - before.writes()
+    spent, created = meter.spent(), await creating
+    writes = (await _quiet(options, subject)).writes() - before.writes()
+    events = writes["create events"]
     return {
         "models": options.models,
         "workers": options.workers,
@@ -131,9 +136,10 @@ async def _place(options: argparse.Namespace, here: Ground, subject: Subject, wa
         "created_seconds": round(created, 2),
         "placed_seconds": round(placed - started, 2),
         "ready_seconds": round(ready - started, 2),
-        "placing_cpu_seconds": round(spent, 2),
+        "placing_cpu_seconds": {name: round(used, 2) for name, used in spent.items()},
         "writes": dict(sorted(writes.items())),
-        "writes_per_model": round(writes.total() / options.models, 2),
+        "writes_per_model": round((writes.total() - events) / options.models, 2),
+        "events_per_model": round(events / options.models, 2),
     }
 
 
@@ -164,11 +170,11 @@ async def _seen(watch: ModelWatch, model: str, tier: str, moved: float, lags: li
 
 
 async def _idle(options: argparse.Namespace, subject: Subject) -> dict[str, Any]:
-    await _quiet(subject)
+    await _quiet(options, subject)
     progress(f"idle for {options.idle_seconds:.0f} s")
-    before, started, cpu = await _scrape(subject), time.monotonic(), subject.cpu_seconds()
+    before, started, cpu = await _scrape(subject), time.monotonic(), processor.seconds(subject.pid)
     await asyncio.sleep(options.idle_seconds)
-    spent, passed = subject.cpu_seconds() - cpu, time.monotonic() - started
+    spent, passed = processor.seconds(subject.pid) - cpu, time.monotonic() - started
     writes = (await _scrape(subject)).writes() - before.writes()
     return {
         "idle_seconds": round(passed, 1),
@@ -193,7 +199,7 @@ async def _restart(options: argparse.Namespace, here: Ground, watch: ModelWatch,
             ),
         )
         seconds = time.monotonic() - subject.started
-        writes = (await _quiet(subject)).writes()
+        writes = (await _quiet(options, subject)).writes()
     finally:
         await subject.stop()
     return {
@@ -204,10 +210,10 @@ async def _restart(options: argparse.Namespace, here: Ground, watch: ModelWatch,
     }
 
 
-async def _quiet(subject: Subject) -> Scrape:
+async def _quiet(options: argparse.Namespace, subject: Subject) -> Scrape:
     """Wait until nothing has been written for a while; returns the metrics then."""
     last, since = await _scrape(subject), time.monotonic()
-    while time.monotonic() - since < _QUIET_SECONDS:
+    while time.monotonic() - since < options.quiet_seconds:
         await asyncio.sleep(1.0)
         now = await _scrape(subject)
         if now.writes() != last.writes():
@@ -228,20 +234,6 @@ async def _until(subject: Subject, so: Any) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the operator did not get there within {_PATIENCE_SECONDS:.0f} s")
         await asyncio.sleep(0.2)
-
-
-def _budget(number: int, replicas: int) -> Object:
-    spec = {"workers": {"replicas": replicas, "backend": "cpu", "executableStore": {"emptyDir": {}}}}
-    return {"metadata": {"name": f"pool-{number}", "namespace": NAMESPACE}, "spec": spec}
-
-
-def _model(number: int, pools: int) -> Object:
-    spec = {
-        "budgetRef": {"name": f"pool-{number % pools}"},
-        "source": {"uri": f"file:///models/{number:05}"},
-        "residency": "unpinned" if number % _PINNED_EVERY else "device",
-    }
-    return {"metadata": {"name": f"model-{number:05}", "namespace": NAMESPACE}, "spec": spec}
 
 
 if __name__ == "__main__":

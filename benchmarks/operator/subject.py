@@ -21,7 +21,6 @@ from benchmarks.operator.ground import free_port
 
 R = TypeVar("R")
 
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _WRITES: Final = frozenset({"apply", "create", "patch", "update", "delete"})
 _OWN: Final = frozenset({"leases", "selfsubjectaccessreviews"})
 
@@ -116,11 +115,6 @@ class Subject:
         if self._process.returncode is None:
             self._process.terminate()
         await self._process.wait()
-
-    def cpu_seconds(self) -> float:
-        """Processor time so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def memory_mebibytes(self, field: str = "VmRSS") -> float:
         """Resident memory now, or with `VmHWM` at its highest."""

@@ -17,7 +17,7 @@ from ballast_contract.v1 import control_pb2 as pb
 from ballast_contract.v1 import control_pb2_grpc
 
 _MIB: Final = 1 << 20
-_HEARTBEAT_SECONDS: Final = 1.0
+_HEARTBEAT_SECONDS: Final = 2.0
 _DIGEST: Final = "sha256:" + "0" * 64
 
 DEVICE_BYTES: Final = 1 << 30
@@ -38,7 +38,7 @@ _PLAN: Final = pb.Plan(
 
 
 class SimulatedWorker(control_pb2_grpc.ControlServicer):
-    """Holds its assignment and reports it; a heartbeat each second, as the real worker sends it."""
+    """Holds its assignment and reports it; a heartbeat every two seconds, as the real worker sends it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -54,6 +54,11 @@ class Workers:
         await found._ask({"addresses": dict(addresses), "certificate": certificate and vars(certificate)})
         return found
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     async def pinned(self) -> list[tuple[str, str]]:
         """Worker and name of every model that is to stay on the device."""
         return [(worker, model) for worker, model in await self._ask({"pinned": True})]

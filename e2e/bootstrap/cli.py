@@ -11,7 +11,7 @@ import shutil
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from e2e.bootstrap import binaries, kwok, packages, products, venv
+from e2e.bootstrap import binaries, packages, products, venv
 from e2e.bootstrap.tools import Home
 from e2e.cluster.console import ClusterError, say, timed
 
@@ -34,11 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="bootstrap", description=_ABOUT, epilog=_EXAMPLES, formatter_class=raw)
     commands = parser.add_subparsers(dest="part", metavar="PART")
-    commands.add_parser("all", help="all of the following but kwok (default)")
+    commands.add_parser("all", help="all of the following (default)")
     commands.add_parser("packages", help="Debian packages (needs root when one is missing)")
     commands.add_parser("venv", help="the virtual environment .venv")
     commands.add_parser("binaries", help="Kubernetes, etcd, CoreDNS, Helm, device plugin, pause")
-    commands.add_parser("kwok", help="kwok, for `make bench-operator` alone: `all` leaves it out")
     images = commands.add_parser("images", help="images of pause, CoreDNS, worker and operator")
     images.add_argument("--print", action="store_true", dest="show", help="print the names of worker and operator")
     options = parser.parse_args(argv)
@@ -74,8 +73,6 @@ def _make(home: Home, part: str) -> dict[str, str]:
             venv.make(home)
         case "binaries":
             binaries.build(home)
-        case "kwok":
-            kwok.build(home)
         case "images":
             products.build_static(home)
             products.build_base(home)

@@ -142,7 +142,13 @@ class Process:
             now=_now,
             period=self._options.certificate_seconds,
         )
-        events = Events(client, instance=self._arguments.identity, clock=time.monotonic, now=_now)
+        events = Events(
+            client,
+            instance=self._arguments.identity,
+            metrics=self._reconcile_metrics,
+            clock=time.monotonic,
+            now=_now,
+        )
         fleet = Fleet(
             epoch=lambda: self._keeper.epoch,
             identity=lambda: certificates.identity,

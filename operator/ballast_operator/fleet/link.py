@@ -217,7 +217,7 @@ class Link:
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
 
     async def _follow(self) -> None:
-        """Take messages until the stream ends. Most are heartbeats, one a second of each worker: they should cost little."""
+        """Take messages until the stream ends. Most are heartbeats, of each worker one in two seconds: they should cost little."""
         loop, limit = asyncio.get_running_loop(), self.view.limit
         resume = (self.view.instance_id, self.view.sequence) if self.view.sequence else ("", 0)
         call = self._stub.Watch(pb.WatchRequest(epoch=self._epoch(), instance_id=resume[0], sequence=resume[1]))

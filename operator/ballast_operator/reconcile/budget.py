@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from ballast_contract import config, names
 from ballast_contract.reasons import Reason
@@ -14,8 +13,7 @@ from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS
 from ballast_operator.reconcile import (
     assigning,
-    budget_facts,
-    budget_status,
+    budget_report,
     crew,
     deletion,
     demand,
@@ -25,23 +23,19 @@ from ballast_operator.reconcile import (
     naming,
     placing,
     pods,
+    roster,
     stores,
 )
-from ballast_operator.reconcile.budget_situation import Situation, impaired, in_pieces, ready_workers
 from ballast_operator.reconcile.bundles import Bundles
 from ballast_operator.reconcile.children import children
 from ballast_operator.reconcile.host_memory import is_shared, place_of
 from ballast_operator.reconcile.placement import Placement
-from ballast_operator.reconcile.pods import Pod, PodPlan, Wanted
+from ballast_operator.reconcile.pods import PodPlan, Wanted
 from ballast_operator.reconcile.pool import Pool, Window
 from ballast_operator.reconcile.template import Template, render
-from ballast_operator.reconcile.unknown_fields import unknown_fields
 from ballast_operator.reconcile.wishes import Model, Rejection, deleting, parse_budget, paused
-from ballast_operator.reconcile.workers import Crew, Worker
 from ballast_operator.reconcile.world import World
-from ballast_operator.reconcile.writing import ensure, write_status
-
-_URGENT: Final = ("replicas", "readyReplicas", "selector", "lastRepack", "lastCompaction", "shortfall", "hostNodes")
+from ballast_operator.reconcile.writing import ensure
 
 
 class BudgetReconciler:
@@ -94,7 +88,7 @@ class BudgetReconciler:
             return await deletion.finish(world, obj, pool, found, began=pool.deleting_since, by=key)
         if not pool.recovered:
             crew.join(world, key.namespace, key.name, found)  # before models look: whom nobody dialled is not heard
-            assigning.recover(world, obj, pool)
+            roster.recover(world, obj, pool)
         verdict = parse_budget(obj)
         template: Template | None = None
         if not isinstance(verdict, Rejection):
@@ -109,17 +103,17 @@ class BudgetReconciler:
                 verdict = Rejection(Reason.INVALID_SPEC, str(error))
         if isinstance(verdict, Rejection) or template is None or paused(obj):
             crew.join(world, key.namespace, key.name, found)
-            return await self._report(key, obj, pool, verdict, found, wanted=None, models=())
+            return await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=None, models=())
         obj = await deletion.add_finalizer(world, obj, by=key)
         await self._children(key, obj, pool)
         await gateway.tend(world, obj, pool, verdict.serving.gateway_ref)
         wanted = _wanted(obj, verdict, template)
-        models = assigning.accepted(world, obj, pool)
+        models = roster.accepted(world, obj, pool)
         timers = [placing.sample_seconds(len(models))] if found or verdict.workers.replicas else []
         timers += await self._pods(key, obj, pool, verdict, template, wanted, models)
         found = crew.members(world, obj)
         timers += await self._placement.run(key, obj, pool, verdict, models, found)
-        again = await self._report(key, obj, pool, verdict, found, wanted=wanted, models=models)
+        again = await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=wanted, models=models)
         return min([*timers, *([again] if again is not None else [])], default=None)
 
     async def _children(self, key: Key, obj: Object, pool: Pool) -> None:
@@ -162,92 +156,7 @@ class BudgetReconciler:
         waits = pool.create_after - world.clock()
         return [*timers, max(0.5, waits)] if waits > 0 or pool.creation is not None else timers
 
-    async def _report(
-        self,
-        key: Key,
-        obj: Object,
-        pool: Pool,
-        verdict: WeightBudgetSpec | Rejection,
-        found: Sequence[Pod],
-        *,
-        wanted: Wanted | None,
-        models: Sequence[Model],
-    ) -> float | None:
-        world = self._world
-        now = crew.crew_of(world, found, leaving=pool.draining)
-        _note_fragmentation(pool, now, world.clock())
-        situation = Situation(
-            verdict=verdict,
-            name=key.name,
-            workers=list(now),
-            now=world.clock(),
-            wanted=wanted,
-            creation=pool.creation or pool.unshared,
-            blocked=pool.blocked,
-            fragmented_since=pool.fragmented_since,
-            models=holding.models_held(pool.holders),
-            unknown_fields=unknown_fields(obj, WeightBudgetSpec),
-            paused=paused(obj),
-            conflict=pool.conflict,
-            unrouted=pool.unrouted,
-            crowded=pool.crowded,
-            stale_definitions=world.options.stale_definitions,
-            host_nodes=sorted(pool.host_nodes),
-        )
-        current = world.caches[BUDGETS].get(key.namespace, key.name) or obj
-        existing = current.get("status") or {}
-        body = budget_status.body(situation, existing)
-        for field, value in (("lastRepack", pool.last_repack), ("lastCompaction", pool.last_compaction)):
-            if value:
-                body[field] = dict(value)
-        self._measure(key, now, models)
-        waited = world.clock() - pool.figures_at
-        period = world.options.figures_seconds
-        written = await write_status(
-            world,
-            BUDGETS,
-            current,
-            budget_facts.facts(situation, existing.get("conditions", ())),
-            body,
-            by=key,
-            urgent=_URGENT,
-            figures_due=waited >= period,
-        )
-        if written:
-            pool.figures_at = world.clock()
-        if pool.fragmented_since:
-            return budget_facts.FRAGMENTED_SECONDS / 4
-        return max(0.5, period - waited) if written is None else None
-
-    def _measure(self, key: Key, now: Crew, models: Sequence[Model]) -> None:
-        metrics, labels = self._world.metrics, (key.namespace, key.name)
-        ready = {w.uid for w in ready_workers(list(now))}
-        states = {"ready": 0, "starting": 0, "refused": 0, "stale": 0, "terminating": 0}
-        for worker in now:
-            states[_state(worker, ready=worker.uid in ready)] += 1
-        for state, count in states.items():
-            metrics.workers.labels(*labels, state).set(count)
-        metrics.models.labels(*labels).set(len(models))
-        reasons = [w.view.condition.failure.reason for w in impaired(list(now)) if w.view is not None]
-        metrics.host_fallbacks.labels(*labels).set(reasons.count(Reason.SHM_FALLBACK.value))
-
 
 def _wanted(obj: Object, spec: WeightBudgetSpec, template: Template) -> Wanted:
     token = obj["metadata"].get("annotations", {}).get(names.ANNOTATION_UPDATE, "")
     return Wanted(spec.workers.replicas, template.spec_hash, template.template_hash, token)
-
-
-def _note_fragmentation(pool: Pool, now: Crew, clock: float) -> None:
-    pieces = {worker.uid for worker in now if worker.pod.live and in_pieces(worker)}
-    pool.fragmented_since = {uid: pool.fragmented_since.get(uid, clock) for uid in pieces}
-
-
-def _state(worker: Worker, *, ready: bool) -> str:
-    if worker.pod.terminating:
-        return "terminating"
-    if worker.silent:
-        return "stale"
-    if ready:
-        return "ready"
-    refused = worker.view is not None and worker.view.condition.failure.reason
-    return "refused" if refused else "starting"

@@ -13,7 +13,7 @@ from ballast_operator.cluster.resources import ENDPOINT_SLICES
 from ballast_operator.fleet.link import Assignment
 from ballast_operator.fleet.routes import Hop
 from ballast_operator.reconcile.endpoints import exposed
-from ballast_operator.reconcile.pool import Pool
+from ballast_operator.reconcile.pool import Pool, Told
 from ballast_operator.reconcile.rollout import Rollout, roll
 from ballast_operator.reconcile.wishes import Model
 from ballast_operator.reconcile.workers import Crew, Worker
@@ -80,14 +80,13 @@ def roll_out(world: World, pool: Pool, models: Sequence[Model], crew: Crew) -> t
 
 def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls: Mapping[str, Rollout]) -> None:
     routes = pool.routes.update(_table(models, crew, rolls), epoch=world.epoch())
-    held_by: dict[str, list[pb.AssignedModel]] = {}
+    held_by: dict[str, list[Told]] = {}
     for model in models:
-        message = model.message()
-        if model.uid in pool.frozen:
-            message = pool.messages.get(model.uid, message)
-        pool.messages[model.uid] = message
+        told = pool.messages.get(model.uid)
+        if told is None or (told.spec is not model.spec and model.uid not in pool.frozen):
+            told = pool.messages[model.uid] = Told.of(model)
         for uid in rolls[model.uid].hold:
-            held_by.setdefault(uid, []).append(message)
+            held_by.setdefault(uid, []).append(told)
     neighbours = Counter(worker.pod.node for worker in crew if worker.pod.live)
     raised = False
     for worker in crew:
@@ -96,7 +95,7 @@ def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls
             continue
         held = held_by.get(worker.uid, [])
         beside = neighbours[worker.pod.node]
-        content = beside, tuple(message.SerializeToString(deterministic=True) for message in held)
+        content = beside, tuple(told.content for told in held)
         generation, before = pool.contents.get(worker.uid, (0, None))
         if content != before:
             if not raised:
@@ -105,7 +104,7 @@ def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls
                 raised = True
             generation = pool.generation
             pool.contents[worker.uid] = generation, content
-        link.assign(Assignment(generation, tuple(held), routes, beside))
+        link.assign(Assignment(generation, tuple(told.message for told in held), routes, beside))
     for uid in pool.contents.keys() - crew.by_uid.keys():
         del pool.contents[uid]
     for uid in pool.messages.keys() - rolls.keys():

@@ -54,6 +54,16 @@ class ReconcileMetrics:
         self.status_writes = Counter(
             "ballast_operator_status_writes_total", "Statuses written", ("kind", "urgency"), registry=registry
         )
+        self.events = Counter(
+            "ballast_operator_events_total",
+            "Events by what became of them: posted, superseded by a newer one while it waited, refused by the API server, or "
+            "left over when the process ended",
+            ("result",),
+            registry=registry,
+        )
+        self.events_waiting = Gauge(
+            "ballast_operator_events_waiting", "Events that wait for their turn to be posted", registry=registry
+        )
 
     def forget_model(self, namespace: str, name: str) -> None:
         """Drop the series of a model that is gone."""

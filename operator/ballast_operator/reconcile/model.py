@@ -19,6 +19,7 @@ from ballast_operator.reconcile.endpoints import Ownership
 from ballast_operator.reconcile.model_situation import Situation
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.rollout import Rollout
+from ballast_operator.reconcile.silence import silence
 from ballast_operator.reconcile.unknown_fields import unknown_fields
 from ballast_operator.reconcile.wishes import (
     Model,
@@ -67,6 +68,18 @@ class ModelReconciler:
         found = crew.crew_of(world, crew.involved(world, budget, targets, holders), leaving=pool.draining)
         rollout = holding.roll_model(world, pool, verdict, found)
         involved = found.involved(targets, {*holders, *rollout.hold})
+        refused = _refused(world, verdict, involved)
+        wait = silence(
+            obj,
+            verdict,
+            placeable=bool(pool.workers_seen),
+            obstacle=pool.obstacles.get(verdict.uid),
+            workers=involved,
+            refused=bool(refused),
+            now=world.now(),
+        )
+        if wait is not None:
+            return wait
         own = _own_address(budget, pool)
         conflict, again = "", None
         if not paused(obj):
@@ -79,7 +92,7 @@ class ModelReconciler:
             workers=involved,
             targets=targets,
             rollout=rollout,
-            refused=_refused(world, verdict, involved),
+            refused=refused,
             obstacle=pool.obstacles.get(verdict.uid),
             crowding=_crowding(pool, verdict.uid),
             conflict=conflict,

@@ -12,7 +12,7 @@ from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.resources import BUDGETS
 from ballast_operator.fleet.link import Link
 from ballast_operator.placement.cadence import compaction_due
-from ballast_operator.reconcile import assigning, commands, crew, demand, holding, placing
+from ballast_operator.reconcile import assigning, commands, crew, demand, holding, placing, roster
 from ballast_operator.reconcile.budget_situation import ready_workers
 from ballast_operator.reconcile.conditions import timestamp
 from ballast_operator.reconcile.pods import Pod
@@ -62,8 +62,8 @@ class Placement:
             mode = commands.mode_asked(spec.placement.compaction.mode)
             commands.start_compaction(world, obj, pool, commands.plan_compaction(mode, ready, asked=asked))
         self._compact_moved(obj, pool, spec, now)
-        assigning.judge_size(world, obj, pool, models)
-        assigning.note_obstacles(world, pool, spec, models, now)
+        roster.judge_size(world, obj, pool, models)
+        roster.note_obstacles(world, pool, spec, models, now)
         return [timer for timer in timers if timer is not None]
 
     async def _place(

@@ -6,14 +6,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.api.inferencemodel import InferenceModelSpec
 from ballast_operator.fleet.routes import RouteBook
 from ballast_operator.placement.demand import Counters, Demand, WorkerModel
 from ballast_operator.placement.model import ModelPlacement, Packed
 from ballast_operator.reconcile.bundles import Bundles
 from ballast_operator.reconcile.pods import Trouble
-from ballast_operator.reconcile.wishes import Rejection
+from ballast_operator.reconcile.wishes import Model, Rejection
 
 
 @dataclass(slots=True)
@@ -23,6 +25,22 @@ class Window:
     started: float
     base: dict[WorkerModel, Counters] = field(default_factory=dict)
     counted: dict[str, Counters] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What workers are told of a model, made once for each of its specs: a pool may have thousands."""
+
+    spec: InferenceModelSpec
+    message: pb.AssignedModel
+    content: bytes
+    """The message, serialised; equal contents say the same."""
+
+    @classmethod
+    def of(cls, model: Model) -> Self:
+        """Make it."""
+        message = model.message()
+        return cls(model.spec, message, message.SerializeToString(deterministic=True))
 
 
 @dataclass(slots=True)
@@ -52,7 +70,7 @@ class Pool:
     contents: dict[str, tuple[int, tuple[int, tuple[bytes, ...]]]] = field(default_factory=dict)
     """What each worker was last told, by uid: generation, workers on its node, and the models serialised."""
 
-    messages: dict[str, pb.AssignedModel] = field(default_factory=dict)
+    messages: dict[str, Told] = field(default_factory=dict)
     """What workers were last told of each model, by uid."""
     frozen: frozenset[str] = frozenset()
     """Models (uid) that are paused: they stay where they are, as they are."""

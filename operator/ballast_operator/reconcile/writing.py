@@ -182,7 +182,7 @@ def announce(
         told_by_budget = kind == MODELS.kind and fact.reason in _POOL_TROUBLES
         if severity is not None and not told_by_budget:
             note = fact.message or f"{type_} is {fact.status}"
-            world.events.post(obj, kind, severity, fact.reason, type_, note)
+            world.events.post(obj, kind, severity, fact.reason, type_, note, stands=True)
 
 
 def _severity(type_: str, before: Fact | None, fact: Fact) -> Severity | None:

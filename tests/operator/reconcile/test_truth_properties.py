@@ -75,13 +75,14 @@ class Leader:
             dial=lambda member, _: MemoryChannel(cluster.workers.get(member.uid)),
             clock=loop.time,
         )
+        metrics = ReconcileMetrics(CollectorRegistry())
         self.world = World(
             client=api,
             fleet=self.fleet,
-            events=Events(api, instance="test", clock=loop.time, now=cluster.now),
+            events=Events(api, instance="test", metrics=metrics, clock=loop.time, now=cluster.now),
             certificates=NoCertificates(),
             options=OPTIONS,
-            metrics=ReconcileMetrics(CollectorRegistry()),
+            metrics=metrics,
             enqueue=lambda key, after: self.dispatcher.queue.add(key, after=after),
             epoch=lambda: epoch,
             clock=loop.time,

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from helpers.reconcile_objects import MIB, Builder
+from prometheus_client import CollectorRegistry
 
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
@@ -21,6 +22,7 @@ from ballast_operator.reconcile import commands, demand
 from ballast_operator.reconcile.bundles import Bundles
 from ballast_operator.reconcile.conditions import Fact, merge, no, unknown, yes
 from ballast_operator.reconcile.events import Events
+from ballast_operator.reconcile.metrics import ReconcileMetrics
 from ballast_operator.reconcile.writing import _normal, _pressing, _severity, declared
 
 NOW = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -108,10 +110,13 @@ class Poster:
 async def test_the_same_event_is_posted_once_in_ten_minutes(build: Builder):
     clock = [0.0]
     poster = Poster()
-    events = Events(poster, instance="i", clock=lambda: clock[0], now=lambda: NOW)
+    events = Events(
+        poster, instance="i", metrics=ReconcileMetrics(CollectorRegistry()), clock=lambda: clock[0], now=lambda: NOW
+    )
     obj = build.model_object()
     for note in ("a", "a", "b"):
         events.post(obj, "InferenceModel", "Warning", Reason.NAME_CONFLICT, "Accept", note)
+    await asyncio.sleep(0)
     clock[0] = 601.0
     events.post(obj, "InferenceModel", "Warning", Reason.NAME_CONFLICT, "Accept", "a")
     await events.close()
@@ -124,7 +129,9 @@ async def test_the_same_event_is_posted_once_in_ten_minutes(build: Builder):
 async def test_an_event_that_cannot_be_posted_and_a_long_note_hurt_nobody(build: Builder):
     poster = Poster()
     poster.error = errors.Forbidden("no")
-    events = Events(poster, instance="i", clock=lambda: 0.0, now=lambda: NOW)
+    events = Events(
+        poster, instance="i", metrics=ReconcileMetrics(CollectorRegistry()), clock=lambda: 0.0, now=lambda: NOW
+    )
     events.post(build.model_object(), "InferenceModel", "Normal", Reason.READY, "Ready", "x" * 5000)
     await events.close()
     assert len(poster.bodies[0]["note"]) == 1024

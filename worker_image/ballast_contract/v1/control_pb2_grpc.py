@@ -80,7 +80,7 @@ class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Watch(self, request, context):
-        """Full state first, then every change of it, and a heartbeat at least each second.
+        """Full state first, then every change of it, and a heartbeat when nothing was said for two seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -14,10 +14,12 @@ from typing import Final
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.control.report import difference
 
-HEARTBEAT_SECONDS: Final = 1.0
+HEARTBEAT_SECONDS: Final = 2.0
+"""A fifth of what the operator waits for before a worker is stale. Heartbeats are most of what it does at rest."""
 _log = logging.getLogger(__name__)
 
 _COALESCE_SECONDS: Final = 0.1
+_LOOK_SECONDS: Final = 1.0
 _KEPT: Final = 256
 
 
@@ -116,7 +118,7 @@ class Feed:
 
     def _run(self) -> None:
         while not self._closed:
-            self._touched.wait(HEARTBEAT_SECONDS)
+            self._touched.wait(_LOOK_SECONDS)
             self._touched.clear()
             try:
                 self.publish()
