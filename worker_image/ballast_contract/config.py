@@ -152,7 +152,12 @@ class Serving(Section):
     max_request_bytes: Size = 512 << 20
     """The largest body of a request."""
     request_timeout_seconds: Annotated[int, pydantic.Field(ge=1, le=3600)] = 60
-    """Deadline of a request that brings none."""
+    """Deadline of a request that brings none. An HTTP request that has not arrived, or an answer of which nothing leaves, for
+    so long ends its connection."""
+    header_timeout_seconds: Annotated[int, pydantic.Field(ge=1, le=3600)] = 30
+    """From the first byte of an HTTP request to the end of its headers; then 408, and the connection ends."""
+    idle_timeout_seconds: Annotated[int, pydantic.Field(ge=1, le=86400)] = 75
+    """An HTTP connection without a request is closed after so long."""
     grace_seconds: Annotated[int, pydantic.Field(ge=1, le=86400)] = 300
     """terminationGracePeriodSeconds of the pod; a terminating worker admits until 15 s before its end."""
 

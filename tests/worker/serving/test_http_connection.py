@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from helpers.wire import Wire
 
 from ballast_worker.serving.catalog import Elsewhere, Endpoint
 
@@ -23,42 +24,6 @@ LIMIT = 64 << 10
 @pytest.fixture(scope="module")
 def small(make_server, affine):
     return make_server({"affine": affine}, config={"max_request_bytes": LIMIT})
-
-
-class Wire:
-    """A client that writes bytes and reads answers one by one."""
-
-    def __init__(self, address: str) -> None:
-        host, port = address.split(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=10)
-        self.buffer = b""
-
-    def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
-    def _until(self, condition) -> None:
-        while not condition():
-            piece = self.socket.recv(65536)
-            if not piece:
-                raise EOFError
-            self.buffer += piece
-
-    def answer(self, *, head_only: bool = False) -> tuple[int, dict[str, str], bytes]:
-        self._until(lambda: b"\r\n\r\n" in self.buffer)
-        head, _, self.buffer = self.buffer.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-        length = 0 if head_only else int(headers.get("content-length", 0))
-        self._until(lambda: len(self.buffer) >= length)
-        body, self.buffer = self.buffer[:length], self.buffer[length:]
-        return int(first.split()[1]), headers, body
-
-    def closed(self) -> bool:
-        try:
-            self._until(lambda: False)
-        except (EOFError, ConnectionError):
-            return self.buffer == b""
-        return False
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from ballast_worker.control.http import Request, Response
 from ballast_worker.control.observed import BOUNDS, Requests
 from ballast_worker.control.report import Phase, WorkerView, max_batch
 from ballast_worker.residency.protocol import Tier
+from ballast_worker.serving.forwarded import Forwarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Snapshot:
         builds: finished builds by result: built, stored (nothing had to be compiled) or failed.
         pool: the XLA pool's own figures, where the runtime keeps them: bytes, in use, peak.
         refused: callers of the control service that were not heard, by reason.
+        forwarded: what was passed on to other workers; None before anything is served.
     """
 
     view: WorkerView
@@ -42,6 +44,7 @@ class Snapshot:
     builds: Mapping[str, int] | None = None
     pool: tuple[int, int, int] | None = None
     refused: Mapping[str, int] | None = None
+    forwarded: Forwarded | None = None
 
 
 class WorkerCollector(Collector):
@@ -67,6 +70,7 @@ class WorkerCollector(Collector):
         )
         yield from _models(view)
         yield from _requests(snapshot)
+        yield from _forwarded(snapshot.forwarded)
         yield from _plan(view)
         yield from _memory(view, snapshot.pool)
         yield from _residency(view)
@@ -174,6 +178,25 @@ def _requests(snapshot: Snapshot) -> Iterator[Metric]:
         latency.add_metric([model], list(zip(bounds, accumulate(requests.buckets), strict=True)), requests.seconds)
     yield total
     yield latency
+
+
+def _forwarded(forwarded: Forwarded | None) -> Iterator[Metric]:
+    if forwarded is None:
+        return
+    requests = CounterMetricFamily(
+        "worker_forwarded_requests",
+        "Requests passed on to another worker: answered, lost (it ended), late (no answer in time), left (the client)",
+        labels=["protocol", "result"],
+    )
+    for labels, count in forwarded.requests.items():
+        requests.add_metric(labels, count)
+    yield requests
+    nbytes = CounterMetricFamily(
+        "worker_forwarded_bytes", "Bytes of bodies passed on: request or answer", labels=["protocol", "direction"]
+    )
+    for labels, count in forwarded.nbytes.items():
+        nbytes.add_metric(labels, count)
+    yield nbytes
 
 
 def _plan(view: WorkerView) -> Iterator[Metric]:

@@ -114,6 +114,7 @@ class WorkerProcess:
             builds=self._workshop.results(),
             pool=pool,
             refused=self._refusals.counts(),
+            forwarded=parts.frontend.forwarded if parts is not None else None,
         )
 
 

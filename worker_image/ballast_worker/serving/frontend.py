@@ -14,7 +14,10 @@ import uvloop
 from ballast_contract.config import Serving
 from ballast_worker.serving.call import Engine
 from ballast_worker.serving.catalog import Catalog
+from ballast_worker.serving.forwarded import Forwarded
 from ballast_worker.serving.grpc_server import GrpcServer
+from ballast_worker.serving.http_handler import HttpHandler
+from ballast_worker.serving.http_limits import Limits
 from ballast_worker.serving.http_server import HttpServer
 from ballast_worker.serving.mailbox import Mailbox
 from ballast_worker.serving.service import PATIENCE_SECONDS, Service
@@ -29,7 +32,11 @@ class Ports:
 
 
 class Frontend:
-    """HTTP and gRPC for one engine and one catalog. Started once."""
+    """HTTP and gRPC for one engine and one catalog. Started once.
+
+    Attributes:
+        forwarded: what was passed on to other workers.
+    """
 
     def __init__(
         self,
@@ -54,6 +61,7 @@ class Frontend:
         self._catalog = catalog
         self._clock = clock
         self._patience_seconds = patience_seconds
+        self.forwarded = Forwarded()
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
 
@@ -73,11 +81,18 @@ class Frontend:
             max_waiting=config.max_queue,
             patience_seconds=self._patience_seconds,
         )
-        self._http = HttpServer(
-            service, max_body_bytes=config.max_request_bytes, timeout_seconds=config.request_timeout_seconds
+        handler = HttpHandler(
+            service,
+            self.forwarded,
+            max_body_bytes=config.max_request_bytes,
+            timeout_seconds=config.request_timeout_seconds,
         )
+        self._http = HttpServer(handler, limits=Limits.of(config), clock=self._clock)
         self._grpc = GrpcServer(
-            service, max_message_bytes=config.max_request_bytes, timeout_seconds=config.request_timeout_seconds
+            service,
+            self.forwarded,
+            max_message_bytes=config.max_request_bytes,
+            timeout_seconds=config.request_timeout_seconds,
         )
         try:
             http = await self._http.start(config.host, config.http_port)
@@ -115,6 +130,11 @@ class FrontendThread:
         self._loop = loop
         self._frontend = frontend
         self._thread = thread
+
+    @property
+    def forwarded(self) -> Forwarded:
+        """As `Frontend.forwarded`. Any thread."""
+        return self._frontend.forwarded
 
     def deserted(self) -> bool:
         """As `Frontend.deserted`. Any other thread."""

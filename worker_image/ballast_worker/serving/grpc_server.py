@@ -21,6 +21,7 @@ from ballast_worker.serving.call import Outcome
 from ballast_worker.serving.catalog import Elsewhere, Here
 from ballast_worker.serving.connections import CONNECTION_SECONDS, Calls
 from ballast_worker.serving.forward_grpc import GrpcForwarder
+from ballast_worker.serving.forwarded import Forwarded, Result
 from ballast_worker.serving.metadata import VERSION
 from ballast_worker.serving.service import Service, forward_timeout
 from ballast_worker.serving.signature import Request
@@ -36,8 +37,11 @@ _Message = TypeVar("_Message", pb.ModelReadyRequest, pb.ModelMetadataRequest)
 class GrpcServer(grpc.GenericRpcHandler):
     """Answers calls from a `Service`. Belongs to the event loop."""
 
-    def __init__(self, service: Service, *, max_message_bytes: int, timeout_seconds: float) -> None:
+    def __init__(
+        self, service: Service, forwarded: Forwarded, *, max_message_bytes: int, timeout_seconds: float
+    ) -> None:
         self._service = service
+        self._forwarded = forwarded
         self._timeout_seconds = timeout_seconds
         self._forwarder = GrpcForwarder()
         self._calls = Calls(clock=time.monotonic)
@@ -189,14 +193,19 @@ class GrpcServer(grpc.GenericRpcHandler):
             )
 
         try:
-            return await self._service.seek(
+            outcome = await self._service.seek(
                 model, version, ask, wait=method == "ModelInfer", left=left, remaining=remaining
             )
         except TimeoutError:
+            self._forwarded.count("grpc", Result.LATE, request=len(message), answer=0)
             return forward_timeout(model, seconds)
         except grpc.aio.AioRpcError as error:
+            self._forwarded.count("grpc", Result.ANSWERED, request=len(message), answer=0)
             trailing = tuple((key, value) for key, value in error.trailing_metadata() if key == RETRY_AFTER)
             await context.abort(error.code(), error.details() or "", trailing)
+        if isinstance(outcome, bytes):
+            self._forwarded.count("grpc", Result.ANSWERED, request=len(message), answer=len(outcome))
+        return outcome
 
 
 def _forwarded(context: Context) -> bool:

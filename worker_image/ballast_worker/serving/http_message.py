@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP request that was read, and the head of an answer."""
+"""An HTTP request, and the head of an answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Final
 
 @dataclass(slots=True)
 class HttpRequest:
-    """A request that was read completely.
+    """A request.
 
     Attributes:
         method: in capitals.
         target: as on the request line, without a fragment.
         headers: names in lower case; of repeated ones the last.
-        body: after chunked coding was undone.
+        body: after chunked coding was undone; empty while it is still coming.
     """
 
     method: bytes
@@ -48,17 +48,30 @@ class _Clock:
         return cls.line
 
 
-def head(status: int, length: int, content_type: str, headers: Sequence[str], *, keep_alive: bool) -> bytes:
+def head(
+    status: int,
+    length: int | None,
+    content_type: str,
+    headers: Sequence[str],
+    *,
+    keep_alive: bool,
+    chunks: bool = True,
+) -> bytes:
     """Status line and headers.
 
     Args:
         status: HTTP status.
-        length: bytes of the body.
+        length: bytes of the body; None: not known.
         content_type: of the body.
         headers: further lines.
         keep_alive: another answer may follow on the connection.
+        chunks: a body whose length is not known comes in chunks; False: it ends with the connection.
     """
-    lines = [f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n", *(f"{line}\r\n" for line in headers)]
+    lines = [f"Content-Type: {content_type}\r\n", *(f"{line}\r\n" for line in headers)]
+    if length is not None:
+        lines.append(f"Content-Length: {length}\r\n")
+    elif chunks:
+        lines.append("Transfer-Encoding: chunked\r\n")
     if not keep_alive:
         lines.append("Connection: close\r\n")
     return b"".join((_STATUS_LINES[status], _Clock.date(), "".join(lines).encode("latin-1"), b"\r\n"))

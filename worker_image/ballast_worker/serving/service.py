@@ -178,6 +178,15 @@ def moving(model: str) -> Refusal:
     )
 
 
+def forward_lost(model: str) -> Refusal:
+    """Another worker has got a part of the call that cannot be sent twice, or has begun an answer, and ended."""
+    return Refusal(
+        Reason.WORKER_GONE,
+        f"the worker that has model '{model}' ended, or the model left it, while this request was passed on: send it again",
+        retry_after_seconds=1.0,
+    )
+
+
 def forward_timeout(model: str, seconds: float) -> Refusal:
     """Another worker took too long."""
     return Refusal(Reason.DEADLINE_EXCEEDED, f"the worker that has model '{model}' did not answer within {seconds:g} s")

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Open Inference Protocol over HTTP: what each path answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from typing import Final
+
+from ballast_contract.names import FORWARDED_HEADER
+from ballast_contract.reasons import Reason
+from ballast_worker.residency.demand import Refusal
+from ballast_worker.serving import http_codec, metadata, routes
+from ballast_worker.serving.call import Array, Outcome
+from ballast_worker.serving.catalog import Elsewhere, Here
+from ballast_worker.serving.content_coding import ContentCodingError, inflate, is_plain
+from ballast_worker.serving.forward_http import HttpForwarder, LostError
+from ballast_worker.serving.forwarded import Forwarded, Result
+from ballast_worker.serving.http_exchange import Exchange
+from ballast_worker.serving.http_message import HttpRequest
+from ballast_worker.serving.http_stream import WINDOW, Stream
+from ballast_worker.serving.http_upstream import Answer
+from ballast_worker.serving.metadata import VERSION
+from ballast_worker.serving.routes import Operation, Route
+from ballast_worker.serving.service import Service, forward_lost, forward_timeout
+from ballast_worker.serving.signature import Request
+from ballast_worker.serving.status import http_status, retry_after
+from ballast_worker.serving.tensors import RequestError
+
+_log = logging.getLogger(__name__)
+
+_FORWARDED: Final = FORWARDED_HEADER.encode()
+
+
+class HttpHandler:
+    """Answers requests from a `Service`. Belongs to the event loop."""
+
+    def __init__(self, service: Service, forwarded: Forwarded, *, max_body_bytes: int, timeout_seconds: float) -> None:
+        self._service = service
+        self._forwarded = forwarded
+        self._max_body_bytes = max_body_bytes
+        self._timeout_seconds = timeout_seconds
+        self._forwarder = HttpForwarder(timeout_seconds=timeout_seconds)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """See `Handler.close`: connections to other workers."""
+        self._forwarder.close()
+
+    def wants_whole(self, request: HttpRequest) -> bool:
+        """See `Handler.wants_whole`: what is executed here. Everything else is passed on, or answered from its head."""
+        route = routes.parse(request.target)
+        if route is None or route.operation is not Operation.INFER or request.method not in route.methods:
+            return False
+        found = self._service.find(route.model, route.version, forwarded=_FORWARDED in request.headers)
+        return isinstance(found, Here) and found.refusal is None
+
+    def handle(self, exchange: Exchange) -> None:
+        """See `Handler.handle`."""
+        with _seen_through(exchange):
+            self._route(exchange)
+
+    def _route(self, exchange: Exchange) -> None:
+        request = exchange.request
+        route = routes.parse(request.target)
+        if route is None:
+            fail(
+                exchange,
+                404,
+                f"there is nothing at {request.target.decode('latin-1')}; models are under /v2/models/NAME",
+            )
+        elif request.method not in route.methods:
+            allowed = b", ".join(route.methods).decode()
+            fail(exchange, 405, f"{route.operation.value} is asked for with {allowed}", headers=[f"Allow: {allowed}"])
+        else:
+            self._dispatch(exchange, route)
+
+    def _dispatch(self, exchange: Exchange, route: Route) -> None:
+        match route.operation:
+            case Operation.LIVE:
+                exchange.respond_json(200, {"live": True})
+            case Operation.READY:
+                ready = self._service.catalog.ready()
+                exchange.respond_json(200 if ready else 503, {"ready": ready})
+            case Operation.SERVER_METADATA:
+                exchange.respond_json(200, metadata.server())
+            case _:
+                self._model(exchange, route)
+
+    def _model(self, exchange: Exchange, route: Route) -> None:
+        forwarded = _FORWARDED in exchange.request.headers
+        found = self._service.find(route.model, route.version, forwarded=forwarded)
+        if isinstance(found, Here):
+            self._here(exchange, route, found)
+        elif isinstance(found, Refusal) and (forwarded or route.operation is not Operation.INFER):
+            refuse(exchange, found)
+        else:
+            self._spawn(exchange, self._seek(exchange, route))
+
+    def _here(self, exchange: Exchange, route: Route, found: Here) -> None:
+        if route.operation is Operation.MODEL_METADATA:
+            signature = self._service.signature(route.model, found.manifest)
+            exchange.respond_json(200, metadata.model(route.model, signature))
+        elif found.refusal is not None:
+            refuse(exchange, found.refusal)
+        elif route.operation is Operation.MODEL_READY:
+            exchange.respond_json(200, {"name": route.model, "ready": True})
+        elif exchange.stream is not None:
+            self._spawn(exchange, self._gather(exchange, exchange.stream))
+        else:
+            coding = exchange.request.headers.get(b"content-encoding", b"")
+            if is_plain(coding):
+                self._infer(exchange, route, found, exchange.request.body)
+            else:
+                self._spawn(exchange, self._inflate(exchange, route, found, coding))
+
+    def _spawn(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+        exchange.task = task = asyncio.get_running_loop().create_task(_see_through(exchange, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _gather(self, exchange: Exchange, stream: Stream) -> None:
+        """Read a body to its end for a model that has come here in the meantime."""
+        await _gathered(exchange, stream)
+        self._route(exchange)
+
+    def _infer(self, exchange: Exchange, route: Route, here: Here, body: bytes) -> None:
+        model = route.model
+        signature = self._service.signature(model, here.manifest)
+        try:
+            length = _header_length(exchange.request.headers.get(b"inference-header-content-length"))
+            request = http_codec.decode(signature, body, length)
+        except RequestError as error:
+            fail(exchange, 400, str(error))
+            return
+
+        def receive(outcome: Outcome) -> None:
+            with _seen_through(exchange):
+                if isinstance(outcome, Refusal):
+                    self._refused(exchange, route, outcome)
+                else:
+                    _answer(exchange, model, request, outcome)
+
+        self._service.submit(model, request, receive)
+
+    def _refused(self, exchange: Exchange, route: Route, refusal: Refusal) -> None:
+        """Answer with a refusal of the engine; a model that has just left this worker is asked for where it is now."""
+        forwarded = _FORWARDED in exchange.request.headers
+        if refusal.reason is not Reason.NOT_REQUESTED or forwarded:
+            refuse(exchange, refusal)
+            return
+        self._spawn(exchange, self._seek(exchange, route, left=True))
+
+    async def _seek(self, exchange: Exchange, route: Route, *, left: bool = False) -> None:
+        if exchange.stream is not None:
+            await _gathered(exchange, exchange.stream, WINDOW)
+        stream = exchange.stream
+
+        def ask(found: Elsewhere) -> Awaitable[Answer | None]:
+            return self._forwarder.forward(found.endpoints, exchange.request, stream)
+
+        outcome: Answer | Here | Refusal
+        try:
+            outcome = await self._service.seek(
+                route.model, route.version, ask, wait=route.operation is Operation.INFER, left=left
+            )
+        except LostError:
+            self._count(exchange, Result.LOST)
+            outcome = forward_lost(route.model)
+        except TimeoutError:
+            if stream is not None and not stream.ended:
+                fail(exchange, 408, "the request did not arrive in time")
+                return
+            self._count(exchange, Result.LATE)
+            outcome = forward_timeout(route.model, self._timeout_seconds)
+        match outcome:
+            case Here():
+                self._here(exchange, route, outcome)
+            case Refusal():
+                refuse(exchange, outcome)
+            case Answer():
+                await self._relay(exchange, route, outcome)
+
+    async def _relay(self, exchange: Exchange, route: Route, answer: Answer) -> None:
+        result = Result.LEFT
+        try:
+            exchange.relay(answer.status, answer.body, content_type=answer.content_type, headers=answer.passed_headers)
+            await answer.body.settled()
+            result = Result.ANSWERED
+        except ConnectionResetError:
+            result = Result.LOST
+            if exchange.take_back():
+                refuse(exchange, forward_lost(route.model))
+        finally:
+            answer.close()
+            self._count(exchange, result, answer.body.nbytes)
+
+    def _count(self, exchange: Exchange, result: Result, answer: int = 0) -> None:
+        request = len(exchange.request.body) if exchange.stream is None else exchange.stream.nbytes
+        self._forwarded.count("http", result, request=request, answer=answer)
+
+    async def _inflate(self, exchange: Exchange, route: Route, here: Here, coding: bytes) -> None:
+        """Undo the content coding of a body on a thread, so that the loop goes on."""
+        try:
+            body = await asyncio.to_thread(inflate, exchange.request.body, coding, self._max_body_bytes)
+        except ContentCodingError as error:
+            fail(exchange, error.status, str(error))
+        else:
+            self._infer(exchange, route, here, body)
+
+
+async def _gathered(exchange: Exchange, stream: Stream, most: float = math.inf) -> None:
+    """Have the body in the request, unless it has more than `most` bytes."""
+    body = await stream.whole(most)
+    if body is not None:
+        exchange.request.body, exchange.stream = body, None
+
+
+async def _see_through(exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+    with _seen_through(exchange):
+        await work
+
+
+@contextlib.contextmanager
+def _seen_through(exchange: Exchange) -> Iterator[None]:
+    """A fault of ours is an answer too, and not a client that waits for ever or loses its connection."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - whatever it is, the client waits
+        _log.exception("a request for %s could not be answered", exchange.request.target.decode("latin-1"))
+        if exchange.answer is None:
+            fail(exchange, 500, "the worker failed to answer this request; its log has the reason")
+
+
+def fail(exchange: Exchange, status: int, message: str, *, headers: Sequence[str] = ()) -> None:
+    """Answer with an error."""
+    exchange.respond_json(status, {"error": message}, headers=headers)
+
+
+def refuse(exchange: Exchange, refusal: Refusal) -> None:
+    """Answer with a refusal."""
+    seconds = retry_after(refusal)
+    fail(
+        exchange, http_status(refusal), refusal.message, headers=[] if seconds is None else [f"Retry-After: {seconds}"]
+    )
+
+
+def _answer(exchange: Exchange, model: str, request: Request, outputs: Sequence[Array]) -> None:
+    pieces, header_length = http_codec.encode(model, VERSION, request, outputs)
+    if header_length is None:
+        exchange.respond(200, pieces)
+    else:
+        exchange.respond(
+            200,
+            pieces,
+            content_type="application/octet-stream",
+            headers=[f"Inference-Header-Content-Length: {header_length}"],
+        )
+
+
+def _header_length(value: bytes | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isdigit():
+        raise RequestError(f"Inference-Header-Content-Length is {value.decode('latin-1')!r}: it is a number of bytes")
+    return int(value)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one HTTP connection may take: bytes, and time in each of its states. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ballast_contract.config import Serving
+
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Bytes of request line and headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a connection.
+
+    Attributes:
+        body_bytes: of a request's body.
+        idle_seconds: without a request.
+        head_seconds: from the first byte of a request to the end of its headers.
+        request_seconds: from the first byte of a request to its last; also while nothing of an answer leaves.
+    """
+
+    body_bytes: int
+    idle_seconds: float
+    head_seconds: float
+    request_seconds: float
+
+    @classmethod
+    def of(cls, config: Serving) -> Limits:
+        """The limits that a configuration sets."""
+        return cls(
+            body_bytes=config.max_request_bytes,
+            idle_seconds=config.idle_timeout_seconds,
+            head_seconds=min(config.header_timeout_seconds, config.request_timeout_seconds),
+            request_seconds=config.request_timeout_seconds,
+        )
+
+
+class Barren:
+    """Bytes that bring neither a body nor the end of anything: a head, a trailer or an extension that goes on and on.
+
+    The parser keeps an unfinished header, of whatever size.
+
+    Attributes:
+        fruitful: set when something was brought.
+    """
+
+    def __init__(self) -> None:
+        self.fruitful = False
+        self._nbytes = 0
+
+    def exceeded(self, nbytes: int) -> bool:
+        """Whether there are too many, after a read of `nbytes` was parsed."""
+        self._nbytes = 0 if self.fruitful else self._nbytes + nbytes
+        self.fruitful = False
+        return self._nbytes > MAX_HEAD_BYTES
+
+
+class Leaving:
+    """Whether anything of an answer leaves, from looks at how much waits and how much came."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, int] | None = None
+        self._since = 0.0
+
+    def stuck(self, now: float, waiting: int, came: int | None) -> float:
+        """Seconds for which nothing has left.
+
+        Args:
+            now: monotonic seconds.
+            waiting: bytes that the client has not taken.
+            came: bytes of an answer that is still coming; None: there is none.
+        """
+        seen = (waiting, -1 if came is None else came)
+        if seen != self._seen or seen == (0, -1):
+            self._seen, self._since = seen, now
+        return now - self._since

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests in the bytes of one connection, within the limits of a head and a body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import httptools
+
+from ballast_worker.serving.http_limits import MAX_HEAD_BYTES, Barren
+from ballast_worker.serving.http_message import HttpRequest
+
+_HEAD_TOO_LARGE: Final = f"request line and headers exceed {MAX_HEAD_BYTES} bytes"
+
+
+class RefusedError(Exception):
+    """Bytes that are not read any further.
+
+    Attributes:
+        status: HTTP status.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A request whose body begins.
+
+    Attributes:
+        request: without its body.
+        length: bytes of the body; None: it comes in chunks.
+        current: HTTP/1.1, and no earlier version.
+        keep_alive: the client wants another answer on the connection.
+        expects: the client waits for 100 Continue.
+    """
+
+    request: HttpRequest
+    length: int | None
+    current: bool
+    keep_alive: bool
+    expects: bool
+
+
+class Receiver(Protocol):
+    """Who gets the requests."""
+
+    def request_begins(self) -> None:
+        """The first byte of a request was read."""
+        ...
+
+    def head_read(self, head: RequestHead) -> None:
+        """Its body begins."""
+        ...
+
+    def request_read(self) -> None:
+        """All of it was read."""
+        ...
+
+
+class RequestReader:
+    """Also the callbacks of httptools' parser, whose exceptions end the reading."""
+
+    def __init__(self, receiver: Receiver, *, max_body_bytes: int) -> None:
+        self._receiver = receiver
+        self._max_body_bytes = max_body_bytes
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._barren = Barren()
+
+    def read(self, data: bytes) -> None:
+        """Parse what has come.
+
+        Raises:
+            RefusedError: it is no HTTP/1.1, or exceeds a limit.
+        """
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, RefusedError):
+                raise error.__context__ from None
+            raise
+        except httptools.HttpParserError as error:
+            raise RefusedError(400, f"the request is not HTTP/1.1: {error}") from error
+        if self._barren.exceeded(len(data)):
+            raise RefusedError(431, _HEAD_TOO_LARGE)
+
+    def body(self) -> bytes:
+        """What has come of the body since it was asked for last."""
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        return body
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._url = b""
+        self._headers = {}
+        self._body = []
+        self._head_bytes = self._body_bytes = 0
+        self._receiver.request_begins()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self._url += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        self._headers[name.lower()] = value
+        self._count_head(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        """The body begins."""
+        self._barren.fruitful = True
+        if self._parser.should_upgrade():
+            raise RefusedError(501, "no other protocol is spoken here: send HTTP/1.1 without Upgrade")
+        headers, self._headers = self._headers, {}  # headers behind the body are none of the request
+        told = headers.get(b"content-length")
+        length = int(told) if told is not None else None if b"transfer-encoding" in headers else 0
+        if length is not None and length > self._max_body_bytes:
+            raise RefusedError(413, _too_large(length, self._max_body_bytes))
+        current = self._parser.get_http_version() == "1.1"
+        self._receiver.head_read(
+            RequestHead(
+                HttpRequest(self._parser.get_method(), self._url, headers, b""),
+                length=length,
+                current=current,
+                keep_alive=current and self._parser.should_keep_alive(),
+                expects=headers.get(b"expect", b"").lower() == b"100-continue",
+            )
+        )
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._barren.fruitful = True
+        self._body_bytes += len(body)
+        if self._body_bytes > self._max_body_bytes:
+            raise RefusedError(413, _too_large(self._body_bytes, self._max_body_bytes))
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._barren.fruitful = True
+        self._receiver.request_read()
+
+    def _count_head(self, nbytes: int) -> None:
+        self._head_bytes += nbytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise RefusedError(431, _HEAD_TOO_LARGE)
+
+
+def _too_large(nbytes: int, limit: int) -> str:
+    return f"the body has {nbytes} bytes or more; serving.maxRequestBytes is {limit}: send less, or raise it"

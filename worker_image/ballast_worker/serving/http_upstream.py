@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection to another worker: one request at a time, both bodies as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, cast
+
+import httptools
+
+from ballast_worker.serving.catalog import Endpoint
+from ballast_worker.serving.http_limits import Barren
+from ballast_worker.serving.http_stream import WINDOW, Stream, Writer
+
+_CONNECT_SECONDS: Final = 2.0
+_ANSWER_HEADERS: Final = (b"inference-header-content-length", b"retry-after", b"allow", b"content-encoding")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the other worker says.
+
+    Attributes:
+        status: of HTTP.
+        headers: names in lower case.
+        body: on its way.
+        upstream: where it comes from.
+    """
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: Stream
+    upstream: Upstream
+
+    @property
+    def content_type(self) -> str:
+        """Of the body."""
+        return self.headers.get(b"content-type", b"application/json").decode("latin-1")
+
+    @property
+    def passed_headers(self) -> list[str]:
+        """Header lines that the client gets too."""
+        return [
+            f"{name.decode().title()}: {self.headers[name].decode('latin-1')}"
+            for name in _ANSWER_HEADERS
+            if name in self.headers
+        ]
+
+    async def dismiss(self) -> None:
+        """Read what is still to come, and forget it."""
+        self.body.discard()
+        try:
+            with contextlib.suppress(ConnectionResetError):
+                await self.body.settled()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give up what is still to come, and the connection with it."""
+        if not self.body.ended:
+            self.upstream.close()
+
+
+class Upstream(asyncio.Protocol):
+    """One connection to another worker. Also the callbacks of httptools' parser. Belongs to the event loop."""
+
+    def __init__(self, free: Callable[[Upstream], None]) -> None:
+        """Make one that is not connected.
+
+        Args:
+            free: told when an answer has come to its end and the connection can be used again.
+        """
+        self._free = free
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport
+        self._barren = Barren()
+        self._going_on: asyncio.Future[bool] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self._outgoing: Stream | None = None
+        self._sent = True
+        self._writable = True
+        self._incoming: Stream | None = None
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._paused = False
+
+    @property
+    def usable(self) -> bool:
+        """It is open."""
+        return not self._transport.is_closing()
+
+    async def ask(self, head: bytes, body: bytes | Stream) -> Answer:
+        """Send a request and wait for the head of its answer. Once in each answer's time.
+
+        Args:
+            head: of the request; with `Expect: 100-continue` before a stream, which is taken when the other worker wants it.
+            body: of the request.
+
+        Raises:
+            ConnectionError: the connection broke first.
+        """
+        if not self.usable:
+            raise ConnectionResetError
+        loop = asyncio.get_running_loop()
+        going_on: asyncio.Future[bool] = loop.create_future()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._going_on, self._answer = going_on, answer
+        self._sent = isinstance(body, bytes)
+        if isinstance(body, bytes):
+            self._transport.writelines((head, body) if body else (head,))
+        else:
+            self._transport.write(head)
+            if await going_on:
+                self._outgoing = body
+                body.hold(held=not self._writable)
+                body.take(Writer(self._transport, chunked=body.length is None, ended=self._request_ended))
+        return await answer
+
+    def close(self) -> None:
+        """Close it now."""
+        self._transport.abort()
+        self._lost()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(WINDOW)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.BaseProtocol`."""
+        del exc
+        self._lost()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._hold(held=True)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._hold(held=False)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.close()
+            return
+        self._pass_on()
+        if self._barren.exceeded(len(data)):
+            self.close()
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        """An answer begins."""
+        self._headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """The body begins, or the other worker wants that of the request."""
+        self._barren.fruitful = True
+        status = self._parser.get_status_code()
+        if self._answer is None or self._going_on is None:
+            raise ConnectionResetError  # nobody has asked
+        if status >= 200:
+            told = self._headers.get(b"content-length")
+            self._incoming = Stream(None if told is None else int(told), regulate=self._regulate)
+            if not self._answer.done():
+                self._answer.set_result(Answer(status, self._headers, self._incoming, self))
+            if not self._sent:
+                self._give_up_request()
+        if not self._going_on.done():
+            self._going_on.set_result(status < 200)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._barren.fruitful = True
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """The answer is complete."""
+        self._barren.fruitful = True
+        if self._incoming is None:
+            return  # it was no answer yet
+        self._pass_on()
+        incoming, self._incoming = self._incoming, None
+        self._going_on = self._answer = None
+        incoming.end()
+        if self._sent and self._parser.should_keep_alive():
+            self._free(self)
+        else:
+            self.close()
+
+    def _pass_on(self) -> None:
+        """Hand over what one read has brought."""
+        if self._body and self._incoming is not None:
+            piece, self._body = b"".join(self._body), []
+            self._incoming.feed(piece)
+
+    def _request_ended(self) -> None:
+        self._outgoing, self._sent = None, True
+
+    def _give_up_request(self) -> None:
+        """The rest of the request is wanted by nobody."""
+        outgoing, self._outgoing = self._outgoing, None
+        if outgoing is not None:
+            outgoing.discard()
+
+    def _lost(self) -> None:
+        self._give_up_request()
+        if self._going_on is not None and not self._going_on.done():
+            self._going_on.set_result(False)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionResetError())
+            self._answer.exception()  # whoever asked may have gone
+        if self._incoming is not None:
+            self._incoming.break_off()
+
+    def _hold(self, *, held: bool) -> None:
+        self._writable = not held
+        if self._outgoing is not None:
+            self._outgoing.hold(held=held)
+
+    def _regulate(self) -> None:
+        """Read only as long as the answer goes on."""
+        stop = self._incoming is not None and self._incoming.full
+        if stop == self._paused or self._transport.is_closing():
+            return
+        self._paused = stop
+        if stop:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+
+async def connect(endpoint: Endpoint, free: Callable[[Upstream], None]) -> Upstream | None:
+    """A fresh connection; None when there is none to be had within two seconds."""
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, upstream = await asyncio.get_running_loop().create_connection(
+                lambda: Upstream(free), endpoint.host, endpoint.http_port
+            )
+    except (OSError, TimeoutError):
+        return None
+    return upstream
