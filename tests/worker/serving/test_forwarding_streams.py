@@ -393,8 +393,12 @@ def test_an_answer_that_breaks_off_before_its_turn_is_an_error(way, client, play
     far, other = played.accept(), second.accept()
     far.head()
     other.head()
+    requests = way.front.forwarded.requests
+    lost = requests["http", "lost"]
     other.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nx")
     other.close()
+    while requests["http", "lost"] == lost:
+        pass
     far.send(SAID)
     assert client.answer()[::2] == (200, b"said")
     assert "send it again" in said_error(client.answer(), 503)

@@ -110,36 +110,38 @@ class Answers:
 
     def _write(self, exchange: Exchange, answer: Answer) -> None:
         exchange.keep_alive = exchange.keep_alive and not self._last(exchange)
-        body = answer.body
-        length = body.length if isinstance(body, Stream) else sum(map(len, body))
-        start = head(
-            answer.status,
-            length,
-            answer.content_type,
-            answer.headers,
-            keep_alive=exchange.keep_alive,
-            chunks=exchange.chunks,
-        )
-        bare = exchange.request.method == b"HEAD"
-        if isinstance(body, Stream):
-            self._transport.write(start)
-            exchange.progress = Progress.HEAD
-            if not bare:
-                self._relay(exchange, body)
-                return
-            body.discard()
-        elif length <= _JOINED_BYTES:
-            self._transport.write(start if bare else b"".join((start, *body)))
+        if isinstance(answer.body, Stream):
+            self._relay(exchange, answer, answer.body)
+            return
+        length = sum(map(len, answer.body))
+        start = head(answer.status, length, answer.content_type, answer.headers, keep_alive=exchange.keep_alive)
+        pieces = () if exchange.request.method == b"HEAD" else answer.body
+        if length <= _JOINED_BYTES:
+            self._transport.write(b"".join((start, *pieces)))
         else:
-            self._transport.writelines([start] if bare else [start, *body])
+            self._transport.writelines([start, *pieces])
         exchange.progress = Progress.ALL
 
-    def _relay(self, exchange: Exchange, body: Stream) -> None:
+    def _relay(self, exchange: Exchange, answer: Answer, body: Stream) -> None:
         def ended() -> None:
             self._relayed = None
             exchange.progress = Progress.ALL
             exchange.line.flush()
 
+        start = head(
+            answer.status,
+            body.length,
+            answer.content_type,
+            answer.headers,
+            keep_alive=exchange.keep_alive,
+            chunks=exchange.chunks,
+        )
+        self._transport.write(start)
+        if exchange.request.method == b"HEAD":
+            body.discard()
+            exchange.progress = Progress.ALL
+            return
+        exchange.progress = Progress.HEAD
         self._relayed = body
         body.hold(held=self._held)
         body.take(Writer(self._transport, chunked=body.length is None and exchange.chunks, ended=ended))
