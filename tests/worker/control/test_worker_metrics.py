@@ -35,6 +35,8 @@ SERVING = {
     "worker_host_weight_fallbacks",
     "worker_host_weight_swept_regions",
     "worker_host_weight_swept_bytes",
+    "worker_forwarded_requests",
+    "worker_forwarded_bytes",
 }
 
 

@@ -456,6 +456,25 @@ def test_a_worker_that_answers_what_nobody_asked_or_no_http_is_not_asked_again(c
         assert far.ended()
 
 
+def test_a_status_without_a_name_is_passed_back(client, played):
+    client.send(b"GET /v2/models/far HTTP/1.1\r\n\r\n")
+    far = played.accept()
+    far.head()
+    far.send(SAID.replace(b"200 OK", b"299 Unheard of"))
+    assert client.answer()[::2] == (299, b"said")
+
+
+def test_a_fault_of_ours_before_a_large_body_is_answered(way, client, monkeypatch, caplog):
+    def fail(name: str) -> None:
+        raise RuntimeError("a fault that nobody foresaw")
+
+    body = b"x" * (WINDOW * 2)
+    monkeypatch.setattr(way.catalog, "find", fail)
+    client.send(head(len(body)) + body)
+    assert "its log has the reason" in said_error(client.answer(), 500)
+    assert "a fault that nobody foresaw" in caplog.text
+
+
 # 100 Continue
 
 

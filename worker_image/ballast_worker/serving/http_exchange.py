@@ -102,12 +102,11 @@ class Exchange:
             self.task.cancel()
 
     def take_back(self) -> bool:
-        """Forget an answer whose body was broken off; False when a part of it was written: then the client sees the
-        connection end before the body does.
+        """Forget an answer that cannot be given; whether another one may be. It may not when a part of it was written: the
+        client sees the connection end before the answer does.
         """
         if self.progress is Progress.NOTHING:
             self.answer = None
-            return True
-        if self.progress is Progress.HEAD:
+        elif self.progress is Progress.HEAD:
             self.line.abort()
-        return False
+        return self.progress is Progress.NOTHING

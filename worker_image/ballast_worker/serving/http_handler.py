@@ -52,11 +52,12 @@ class HttpHandler:
 
     def wants_whole(self, request: HttpRequest) -> bool:
         """See `Handler.wants_whole`: what is executed here. Everything else is passed on, or answered from its head."""
-        route = routes.parse(request.target)
-        if route is None or route.operation is not Operation.INFER or request.method not in route.methods:
-            return False
-        found = self._service.find(route.model, route.version, forwarded=_FORWARDED in request.headers)
-        return isinstance(found, Here) and found.refusal is None
+        with contextlib.suppress(Exception):  # a fault of ours is met again, and answered, when the request is handled
+            route = routes.parse(request.target)
+            if route is not None and route.operation is Operation.INFER and request.method in route.methods:
+                found = self._service.find(route.model, route.version, forwarded=_FORWARDED in request.headers)
+                return isinstance(found, Here) and found.refusal is None
+        return False
 
     def handle(self, exchange: Exchange) -> None:
         """See `Handler.handle`."""
@@ -231,7 +232,7 @@ def _seen_through(exchange: Exchange) -> Iterator[None]:
         yield
     except Exception:  # noqa: BLE001 - whatever it is, the client waits
         _log.exception("a request for %s could not be answered", exchange.request.target.decode("latin-1"))
-        if exchange.answer is None:
+        if exchange.take_back():
             fail(exchange, 500, "the worker failed to answer this request; its log has the reason")
 
 

@@ -74,4 +74,11 @@ def head(
         lines.append("Transfer-Encoding: chunked\r\n")
     if not keep_alive:
         lines.append("Connection: close\r\n")
-    return b"".join((_STATUS_LINES[status], _Clock.date(), "".join(lines).encode("latin-1"), b"\r\n"))
+    return b"".join(
+        (
+            _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
+            _Clock.date(),
+            "".join(lines).encode("latin-1"),
+            b"\r\n",
+        )
+    )
