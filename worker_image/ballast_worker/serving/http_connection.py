@@ -14,15 +14,15 @@ import random
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import orjson
 
 from ballast_worker.serving.connections import CONNECTION_SECONDS, JITTER
 from ballast_worker.serving.http_answers import Answers
-from ballast_worker.serving.http_exchange import Exchange, Progress
+from ballast_worker.serving.http_exchange import Exchange, Handler, Progress
 from ballast_worker.serving.http_limits import Leaving, Limits
-from ballast_worker.serving.http_message import HttpRequest, head
+from ballast_worker.serving.http_message import head
 from ballast_worker.serving.http_reader import RefusedError, RequestHead, RequestReader
 from ballast_worker.serving.http_stream import WINDOW, Stream
 
@@ -33,22 +33,6 @@ _LINGER_SECONDS: Final = 2.0
 """How long a connection is kept readable after a refusal, so that the client reads the answer before a reset."""
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class Handler(Protocol):
-    """Who answers. Called on the event loop."""
-
-    def wants_whole(self, request: HttpRequest) -> bool:
-        """Whether a request with a large body, known by its head, is to be read to its end before it is handled."""
-        ...
-
-    def handle(self, exchange: Exchange) -> None:
-        """Answer a request, now or later."""
-        ...
-
-    def close(self) -> None:
-        """There are no more requests."""
-        ...
 
 
 class HttpConnection(asyncio.Protocol):

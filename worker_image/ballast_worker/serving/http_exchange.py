@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request and the place of its answer on a connection."""
+"""A request and the place of its answer on a connection, and who answers."""
 
 from __future__ import annotations
 
@@ -110,3 +110,19 @@ class Exchange:
         elif self.progress is Progress.HEAD:
             self.line.abort()
         return self.progress is Progress.NOTHING
+
+
+class Handler(Protocol):
+    """Who answers. Called on the event loop."""
+
+    def wants_whole(self, request: HttpRequest) -> bool:
+        """Whether a request with a large body, known by its head, is to be read to its end before it is handled."""
+        ...
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or later."""
+        ...
+
+    def close(self) -> None:
+        """There are no more requests."""
+        ...

@@ -7,27 +7,25 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Final
 
 from ballast_contract.names import FORWARDED_HEADER
 from ballast_contract.reasons import Reason
 from ballast_worker.residency.demand import Refusal
-from ballast_worker.serving import http_codec, metadata, routes
-from ballast_worker.serving.call import Array, Outcome
+from ballast_worker.serving import http_codec, http_replies, metadata, routes
+from ballast_worker.serving.call import Outcome
 from ballast_worker.serving.catalog import Elsewhere, Here
 from ballast_worker.serving.content_coding import ContentCodingError, inflate, is_plain
 from ballast_worker.serving.forward_http import HttpForwarder, LostError
 from ballast_worker.serving.forwarded import Forwarded, Result
 from ballast_worker.serving.http_exchange import Exchange
 from ballast_worker.serving.http_message import HttpRequest
+from ballast_worker.serving.http_replies import fail, refuse
 from ballast_worker.serving.http_stream import WINDOW, Stream
 from ballast_worker.serving.http_upstream import Answer
-from ballast_worker.serving.metadata import VERSION
 from ballast_worker.serving.routes import Operation, Route
 from ballast_worker.serving.service import Service, forward_lost, forward_timeout
-from ballast_worker.serving.signature import Request
-from ballast_worker.serving.status import http_status, retry_after
 from ballast_worker.serving.tensors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -143,7 +141,7 @@ class HttpHandler:
                 if isinstance(outcome, Refusal):
                     self._refused(exchange, route, outcome)
                 else:
-                    _answer(exchange, model, request, outcome)
+                    http_replies.answer(exchange, model, request, outcome)
 
         self._service.submit(model, request, receive)
 
@@ -234,32 +232,6 @@ def _seen_through(exchange: Exchange) -> Iterator[None]:
         _log.exception("a request for %s could not be answered", exchange.request.target.decode("latin-1"))
         if exchange.take_back():
             fail(exchange, 500, "the worker failed to answer this request; its log has the reason")
-
-
-def fail(exchange: Exchange, status: int, message: str, *, headers: Sequence[str] = ()) -> None:
-    """Answer with an error."""
-    exchange.respond_json(status, {"error": message}, headers=headers)
-
-
-def refuse(exchange: Exchange, refusal: Refusal) -> None:
-    """Answer with a refusal."""
-    seconds = retry_after(refusal)
-    fail(
-        exchange, http_status(refusal), refusal.message, headers=[] if seconds is None else [f"Retry-After: {seconds}"]
-    )
-
-
-def _answer(exchange: Exchange, model: str, request: Request, outputs: Sequence[Array]) -> None:
-    pieces, header_length = http_codec.encode(model, VERSION, request, outputs)
-    if header_length is None:
-        exchange.respond(200, pieces)
-    else:
-        exchange.respond(
-            200,
-            pieces,
-            content_type="application/octet-stream",
-            headers=[f"Inference-Header-Content-Length: {header_length}"],
-        )
 
 
 def _header_length(value: bytes | None) -> int | None:

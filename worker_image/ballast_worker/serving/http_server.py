@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ballast_worker.serving.http_connection import Handler, HttpConnection
+from ballast_worker.serving.http_connection import HttpConnection
+from ballast_worker.serving.http_exchange import Handler
 from ballast_worker.serving.http_limits import Limits
 
 _SWEEP_SECONDS: Final = 5.0
