@@ -445,6 +445,37 @@ def test_an_answer_that_comes_before_the_body_has_ended_is_passed_back(client, p
     assert client.answer()[0] == 200
 
 
+def test_an_answer_right_behind_the_wish_for_the_body_is_passed_back(client, played):
+    body = b"x" * (WINDOW * 3)
+    client.send(head(len(body)) + body[:-1])
+    far = played.accept()
+    far.head()
+    far.send(GO_ON + SAID)
+    assert client.answer()[::2] == (200, b"said")
+    assert far.ended()
+    client.send(body[-1:] + b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+    assert client.answer()[0] == 200
+
+
+@pytest.mark.parametrize("missing", [0, 1], ids=["answer", "end of the body"])
+def test_what_does_not_come_in_time_is_said(make_server, affine, played, missing):
+    hasty = make_server({"near": affine}, config={"request_timeout_seconds": 1})
+    hasty.catalog.table["far"] = Elsewhere((played.endpoint,))
+    body = b"x" * (WINDOW * 3)
+    with Wire(hasty.http) as client:
+        client.send(head(len(body)) + body[missing:])
+        far = played.accept()
+        far.head()
+        far.send(GO_ON)
+        far.read(len(body) - missing)
+        answer = client.answer()
+        if missing:
+            assert said_error(answer, 408) == "the request did not arrive in time"
+        else:
+            assert said_error(answer, 504) == "the worker that has model 'far' did not answer within 1 s"
+        assert far.ended()
+
+
 def test_a_worker_that_answers_what_nobody_asked_or_no_http_is_not_asked_again(client, played):
     for nonsense in (b"nonsense\r\n\r\n", SAID + SAID, b"HTTP/1.1 200 OK\r\nA: " + b"a" * (1 << 20)):
         client.send(head(2) + b"{}")

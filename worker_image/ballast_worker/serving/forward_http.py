@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -52,11 +52,18 @@ class HttpForwarder:
 
         Raises:
             LostError: see there.
-            TimeoutError: the time for a request is over, and its answer has not begun.
+            TimeoutError: the time for a request is over, and its answer has not begun. A stream has as much time to be sent,
+                and the answer as much again from then on.
         """
-        async with asyncio.timeout(self._timeout_seconds):
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._timeout_seconds) as limit:
+
+            def sent() -> None:
+                if not limit.expired():
+                    limit.reschedule(loop.time() + self._timeout_seconds)
+
             for endpoint in endpoints:
-                answer = await self._ask(endpoint, request, stream)
+                answer = await self._ask(endpoint, request, stream, sent)
                 if answer is None:
                     continue
                 if answer.status != 404:
@@ -73,7 +80,9 @@ class HttpForwarder:
                 connection.close()
         self._idle.clear()
 
-    async def _ask(self, endpoint: Endpoint, request: HttpRequest, stream: Stream | None) -> Answer | None:
+    async def _ask(
+        self, endpoint: Endpoint, request: HttpRequest, stream: Stream | None, sent: Callable[[], None]
+    ) -> Answer | None:
         head = _head(request, endpoint, stream)
         while True:
             upstream = self._take(endpoint)
@@ -83,7 +92,7 @@ class HttpForwarder:
                 if upstream is None:
                     return None
             try:
-                return await upstream.ask(head, request.body if stream is None else stream)
+                return await upstream.ask(head, request.body if stream is None else stream, sent)
             except ConnectionError as error:
                 if stream is not None and stream.taken:
                     raise LostError from error

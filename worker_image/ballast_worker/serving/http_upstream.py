@@ -92,12 +92,13 @@ class Upstream(asyncio.Protocol):
         """It is open."""
         return not self._transport.is_closing()
 
-    async def ask(self, head: bytes, body: bytes | Stream) -> Answer:
+    async def ask(self, head: bytes, body: bytes | Stream, sent: Callable[[], None]) -> Answer:
         """Send a request and wait for the head of its answer. Once in each answer's time.
 
         Args:
             head: of the request; with `Expect: 100-continue` before a stream, which is taken when the other worker wants it.
             body: of the request.
+            sent: told when a stream was taken to its end.
 
         Raises:
             ConnectionError: the connection broke first.
@@ -109,14 +110,19 @@ class Upstream(asyncio.Protocol):
         answer: asyncio.Future[Answer] = loop.create_future()
         self._going_on, self._answer = going_on, answer
         self._sent = isinstance(body, bytes)
+
+        def ended() -> None:
+            self._outgoing, self._sent = None, True
+            sent()
+
         if isinstance(body, bytes):
             self._transport.writelines((head, body) if body else (head,))
         else:
             self._transport.write(head)
-            if await going_on:
+            if await going_on and not answer.done():
                 self._outgoing = body
                 body.hold(held=not self._writable)
-                body.take(Writer(self._transport, chunked=body.length is None, ended=self._request_ended))
+                body.take(Writer(self._transport, chunked=body.length is None, ended=ended))
         return await answer
 
     def close(self) -> None:
@@ -205,9 +211,6 @@ class Upstream(asyncio.Protocol):
         if self._body and self._incoming is not None:
             piece, self._body = b"".join(self._body), []
             self._incoming.feed(piece)
-
-    def _request_ended(self) -> None:
-        self._outgoing, self._sent = None, True
 
     def _give_up_request(self) -> None:
         """The rest of the request is wanted by nobody."""
