@@ -22,8 +22,8 @@ from ballast_worker.serving.connections import CONNECTION_SECONDS, JITTER
 from ballast_worker.serving.http_answers import Answers
 from ballast_worker.serving.http_exchange import Exchange, Handler, Progress
 from ballast_worker.serving.http_limits import Leaving, Limits
-from ballast_worker.serving.http_message import head
-from ballast_worker.serving.http_reader import RefusedError, RequestHead, RequestReader
+from ballast_worker.serving.http_message import HttpRequest, head
+from ballast_worker.serving.http_reader import RefusedError, RequestReader
 from ballast_worker.serving.http_stream import WINDOW, Stream
 
 _PIPELINED: Final = 32
@@ -99,7 +99,8 @@ class HttpConnection(asyncio.Protocol):
             if not self._discarding:  # it is not behind the last request of the connection
                 self._refuse(error.status, str(error))
         else:
-            self._pass_on()
+            if self._stream is not None:
+                self._pass_on(self._stream)
 
     # Receiver
 
@@ -107,17 +108,18 @@ class HttpConnection(asyncio.Protocol):
         """See `Receiver.request_begins`."""
         self._reading_since = self._used_at = self._clock()
 
-    def head_read(self, head: RequestHead) -> None:
+    def head_read(self, request: HttpRequest, length: int | None, *, current: bool, keep_alive: bool) -> None:
         """See `Receiver.head_read`."""
         if self._discarding:
             return
-        self._reading = exchange = Exchange(head.request, self, keep_alive=head.keep_alive, chunks=head.current)
-        if (head.length is None or head.length > WINDOW) and not self._handler.wants_whole(head.request):
-            demand = partial(self._transport.write, _CONTINUE) if head.expects else None
-            exchange.stream = Stream(head.length, regulate=self._regulate, demand=demand)
+        self._reading = exchange = Exchange(request, self, keep_alive=keep_alive, chunks=current)
+        expects = b"expect" in request.headers and request.headers[b"expect"].lower() == b"100-continue"
+        if (length is None or length > WINDOW) and not self._handler.wants_whole(request):
+            demand = partial(self._transport.write, _CONTINUE) if expects else None
+            exchange.stream = Stream(length, regulate=self._regulate, demand=demand)
             self._answers.add(exchange)
             self.flush()
-        elif head.expects:
+        elif expects:
             self._answers.add(_CONTINUE)
             self.flush()
 
@@ -128,9 +130,9 @@ class HttpConnection(asyncio.Protocol):
             return
         exchange.keep_alive = exchange.keep_alive and not self._closing
         self._discarding = not exchange.keep_alive  # what follows on this connection is not for us
-        self._pass_on()
         self._reading = self._reading_since = None
         if exchange.stream is not None:
+            self._pass_on(exchange.stream)
             exchange.stream.end()
         else:
             exchange.request.body = self._reader.body()
@@ -141,10 +143,9 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
         self._regulate()
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, stream: Stream) -> None:
         """Hand over what one read has brought of a body that is not wanted whole."""
-        stream = self._stream
-        if stream is not None and (piece := self._reader.body()):
+        if piece := self._reader.body():
             stream.feed(piece)
 
     @property

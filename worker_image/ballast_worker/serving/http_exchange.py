@@ -37,7 +37,7 @@ class Line(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """What is to be written. Its body is in pieces, or a stream."""
 

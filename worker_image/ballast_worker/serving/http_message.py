@@ -67,18 +67,14 @@ def head(
         keep_alive: another answer may follow on the connection.
         chunks: a body whose length is not known comes in chunks; False: it ends with the connection.
     """
-    lines = [f"Content-Type: {content_type}\r\n", *(f"{line}\r\n" for line in headers)]
+    text = f"Content-Type: {content_type}\r\n"
     if length is not None:
-        lines.append(f"Content-Length: {length}\r\n")
+        text += f"Content-Length: {length}\r\n"
     elif chunks:
-        lines.append("Transfer-Encoding: chunked\r\n")
+        text += "Transfer-Encoding: chunked\r\n"
+    for line in headers:
+        text += f"{line}\r\n"
     if not keep_alive:
-        lines.append("Connection: close\r\n")
-    return b"".join(
-        (
-            _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
-            _Clock.date(),
-            "".join(lines).encode("latin-1"),
-            b"\r\n",
-        )
-    )
+        text += "Connection: close\r\n"
+    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    return b"".join((first, _Clock.date(), text.encode("latin-1"), b"\r\n"))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import httptools
@@ -26,25 +25,6 @@ class RefusedError(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
-    """A request whose body begins.
-
-    Attributes:
-        request: without its body.
-        length: bytes of the body; None: it comes in chunks.
-        current: HTTP/1.1, and no earlier version.
-        keep_alive: the client wants another answer on the connection.
-        expects: the client waits for 100 Continue.
-    """
-
-    request: HttpRequest
-    length: int | None
-    current: bool
-    keep_alive: bool
-    expects: bool
-
-
 class Receiver(Protocol):
     """Who gets the requests."""
 
@@ -52,8 +32,15 @@ class Receiver(Protocol):
         """The first byte of a request was read."""
         ...
 
-    def head_read(self, head: RequestHead) -> None:
-        """Its body begins."""
+    def head_read(self, request: HttpRequest, length: int | None, *, current: bool, keep_alive: bool) -> None:
+        """Its body begins.
+
+        Args:
+            request: without its body.
+            length: bytes of the body; None: it comes in chunks.
+            current: HTTP/1.1, and no earlier version.
+            keep_alive: the client wants another answer on the connection.
+        """
         ...
 
     def request_read(self) -> None:
@@ -109,16 +96,18 @@ class RequestReader:
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
         self._url += url
-        self._count_head(len(url))
+        self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header."""
         self._headers[name.lower()] = value
-        self._count_head(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
 
     def on_headers_complete(self) -> None:
         """The body begins."""
         self._barren.fruitful = True
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise RefusedError(431, _HEAD_TOO_LARGE)
         if self._parser.should_upgrade():
             raise RefusedError(501, "no other protocol is spoken here: send HTTP/1.1 without Upgrade")
         headers, self._headers = self._headers, {}  # headers behind the body are none of the request
@@ -128,13 +117,10 @@ class RequestReader:
             raise RefusedError(413, _too_large(length, self._max_body_bytes))
         current = self._parser.get_http_version() == "1.1"
         self._receiver.head_read(
-            RequestHead(
-                HttpRequest(self._parser.get_method(), self._url, headers, b""),
-                length=length,
-                current=current,
-                keep_alive=current and self._parser.should_keep_alive(),
-                expects=headers.get(b"expect", b"").lower() == b"100-continue",
-            )
+            HttpRequest(self._parser.get_method(), self._url, headers, b""),
+            length,
+            current=current,
+            keep_alive=current and self._parser.should_keep_alive(),
         )
 
     def on_body(self, body: bytes) -> None:
@@ -149,11 +135,6 @@ class RequestReader:
         """The request is complete."""
         self._barren.fruitful = True
         self._receiver.request_read()
-
-    def _count_head(self, nbytes: int) -> None:
-        self._head_bytes += nbytes
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise RefusedError(431, _HEAD_TOO_LARGE)
 
 
 def _too_large(nbytes: int, limit: int) -> str:
