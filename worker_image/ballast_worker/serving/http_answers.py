@@ -37,7 +37,7 @@ class Answers:
             transport: of the connection.
             handle: gets an exchange that begins.
             last: whether the connection ends with the answer of this exchange; asked before its head is written.
-            written: told of an answer that was written completely.
+            written: told of an answer that was written completely, if it was the last, or the body of its request was a stream.
         """
         self._transport = transport
         self._handle = handle
@@ -105,7 +105,8 @@ class Answers:
             self._queue.popleft()
         else:
             self._queue.clear()
-        self._written(first)
+        if first.stream is not None or not first.keep_alive:
+            self._written(first)
         return True
 
     def _write(self, exchange: Exchange, answer: Answer) -> None:

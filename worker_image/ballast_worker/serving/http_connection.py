@@ -99,14 +99,17 @@ class HttpConnection(asyncio.Protocol):
             if not self._discarding:  # it is not behind the last request of the connection
                 self._refuse(error.status, str(error))
         else:
-            if self._stream is not None:
-                self._pass_on(self._stream)
+            if self._reader.under_way and not self._discarding:
+                self._read_on()
+
+    def _read_on(self) -> None:
+        """The read has ended within a request."""
+        if self._reading_since is None:
+            self._reading_since = self._used_at = self._clock()
+        if self._stream is not None:
+            self._pass_on(self._stream)
 
     # Receiver
-
-    def request_begins(self) -> None:
-        """See `Receiver.request_begins`."""
-        self._reading_since = self._used_at = self._clock()
 
     def head_read(self, request: HttpRequest, length: int | None, *, current: bool, keep_alive: bool) -> None:
         """See `Receiver.head_read`."""
@@ -141,7 +144,8 @@ class HttpConnection(asyncio.Protocol):
             self._handler.handle(exchange)
         if self._closing and not self._answers:
             self._transport.close()
-        self._regulate()
+        if len(self._answers) >= _PIPELINED:
+            self._regulate()
 
     def _pass_on(self, stream: Stream) -> None:
         """Hand over what one read has brought of a body that is not wanted whole."""
@@ -158,7 +162,8 @@ class HttpConnection(asyncio.Protocol):
     def flush(self) -> None:
         """Write the answers that are there, up to the first request that still waits for one."""
         self._answers.flush()
-        self._regulate()
+        if self._paused:
+            self._regulate()
 
     def retire(self) -> None:
         """Tell the client with the next answer to open another connection. Until then it stays open: closing one that is
@@ -184,7 +189,7 @@ class HttpConnection(asyncio.Protocol):
     def sweep(self, now: float) -> None:
         """End what has taken too long: an answer of which nothing leaves, a request that does not come, idleness."""
         waiting = self._transport.get_write_buffer_size()
-        if waiting:
+        if waiting or self._answers:
             self._used_at = now
         if self._leaving.stuck(now, waiting, self._answers.relayed) > self._limits.request_seconds:
             self.abort()
@@ -197,13 +202,13 @@ class HttpConnection(asyncio.Protocol):
 
     def _last(self, exchange: Exchange) -> bool:
         """Whether the connection ends with an answer: it is its time, or the body that the client holds back is not wanted."""
+        self._used_at = now = self._clock()
         if exchange.stream is not None and exchange is self._reading:
             return not exchange.stream.demanded
-        going = self._closing or self._clock() >= self._retires_at
+        going = self._closing or now >= self._retires_at
         return going and len(self._answers) == 1 and self._reading_since is None
 
     def _written(self, exchange: Exchange) -> None:
-        self._used_at = self._clock()
         if exchange.stream is not None and exchange is self._reading:
             exchange.stream.discard()
             if not exchange.keep_alive:

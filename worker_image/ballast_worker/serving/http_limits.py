@@ -9,7 +9,9 @@ from typing import Final
 from ballast_contract.config import Serving
 
 MAX_HEAD_BYTES: Final = 64 << 10
-"""Bytes of request line and headers."""
+"""Bytes of request line and headers. Also of whole reads that bring neither body nor the end of anything, since the parser
+keeps an unfinished header, of whatever size: a head, a trailer or an extension that goes on and on.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +39,6 @@ class Limits:
             head_seconds=min(config.header_timeout_seconds, config.request_timeout_seconds),
             request_seconds=config.request_timeout_seconds,
         )
-
-
-class Barren:
-    """Bytes that bring neither a body nor the end of anything: a head, a trailer or an extension that goes on and on.
-
-    The parser keeps an unfinished header, of whatever size.
-
-    Attributes:
-        fruitful: set when something was brought.
-    """
-
-    def __init__(self) -> None:
-        self.fruitful = False
-        self._nbytes = 0
-
-    def exceeded(self, nbytes: int) -> bool:
-        """Whether there are too many, after a read of `nbytes` was parsed."""
-        self._nbytes = 0 if self.fruitful else self._nbytes + nbytes
-        self.fruitful = False
-        return self._nbytes > MAX_HEAD_BYTES
 
 
 class Leaving:

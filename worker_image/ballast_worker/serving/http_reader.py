@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import httptools
 
-from ballast_worker.serving.http_limits import MAX_HEAD_BYTES, Barren
+from ballast_worker.serving.http_limits import MAX_HEAD_BYTES
 from ballast_worker.serving.http_message import HttpRequest
 
 _HEAD_TOO_LARGE: Final = f"request line and headers exceed {MAX_HEAD_BYTES} bytes"
@@ -28,10 +28,6 @@ class RefusedError(Exception):
 class Receiver(Protocol):
     """Who gets the requests."""
 
-    def request_begins(self) -> None:
-        """The first byte of a request was read."""
-        ...
-
     def head_read(self, request: HttpRequest, length: int | None, *, current: bool, keep_alive: bool) -> None:
         """Its body begins.
 
@@ -49,7 +45,11 @@ class Receiver(Protocol):
 
 
 class RequestReader:
-    """Also the callbacks of httptools' parser, whose exceptions end the reading."""
+    """Also the callbacks of httptools' parser, whose exceptions end the reading.
+
+    Attributes:
+        under_way: a request has begun, and not come to its end.
+    """
 
     def __init__(self, receiver: Receiver, *, max_body_bytes: int) -> None:
         self._receiver = receiver
@@ -60,7 +60,8 @@ class RequestReader:
         self._body: list[bytes] = []
         self._head_bytes = 0
         self._body_bytes = 0
-        self._barren = Barren()
+        self._barren = 0
+        self.under_way = False
 
     def read(self, data: bytes) -> None:
         """Parse what has come.
@@ -68,6 +69,7 @@ class RequestReader:
         Raises:
             RefusedError: it is no HTTP/1.1, or exceeds a limit.
         """
+        self._barren += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -76,7 +78,7 @@ class RequestReader:
             raise
         except httptools.HttpParserError as error:
             raise RefusedError(400, f"the request is not HTTP/1.1: {error}") from error
-        if self._barren.exceeded(len(data)):
+        if self._barren > MAX_HEAD_BYTES:
             raise RefusedError(431, _HEAD_TOO_LARGE)
 
     def body(self) -> bytes:
@@ -91,7 +93,7 @@ class RequestReader:
         self._headers = {}
         self._body = []
         self._head_bytes = self._body_bytes = 0
-        self._receiver.request_begins()
+        self.under_way = True
 
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
@@ -105,7 +107,7 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         """The body begins."""
-        self._barren.fruitful = True
+        self._barren = 0
         if self._head_bytes > MAX_HEAD_BYTES:
             raise RefusedError(431, _HEAD_TOO_LARGE)
         if self._parser.should_upgrade():
@@ -125,7 +127,7 @@ class RequestReader:
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
-        self._barren.fruitful = True
+        self._barren = 0
         self._body_bytes += len(body)
         if self._body_bytes > self._max_body_bytes:
             raise RefusedError(413, _too_large(self._body_bytes, self._max_body_bytes))
@@ -133,7 +135,8 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         """The request is complete."""
-        self._barren.fruitful = True
+        self._barren = 0
+        self.under_way = False
         self._receiver.request_read()
 
 

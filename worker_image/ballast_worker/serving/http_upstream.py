@@ -12,7 +12,7 @@ from typing import Final, cast
 import httptools
 
 from ballast_worker.serving.catalog import Endpoint
-from ballast_worker.serving.http_limits import Barren
+from ballast_worker.serving.http_limits import MAX_HEAD_BYTES
 from ballast_worker.serving.http_stream import WINDOW, Stream, Writer
 
 _CONNECT_SECONDS: Final = 2.0
@@ -76,7 +76,7 @@ class Upstream(asyncio.Protocol):
         self._free = free
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport
-        self._barren = Barren()
+        self._barren = 0
         self._going_on: asyncio.Future[bool] | None = None
         self._answer: asyncio.Future[Answer] | None = None
         self._outgoing: Stream | None = None
@@ -152,13 +152,14 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._barren += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.close()
             return
         self._pass_on()
-        if self._barren.exceeded(len(data)):
+        if self._barren > MAX_HEAD_BYTES:
             self.close()
 
     # httptools
@@ -173,7 +174,7 @@ class Upstream(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """The body begins, or the other worker wants that of the request."""
-        self._barren.fruitful = True
+        self._barren = 0
         status = self._parser.get_status_code()
         if self._answer is None or self._going_on is None:
             raise ConnectionResetError  # nobody has asked
@@ -189,12 +190,12 @@ class Upstream(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
-        self._barren.fruitful = True
+        self._barren = 0
         self._body.append(body)
 
     def on_message_complete(self) -> None:
         """The answer is complete."""
-        self._barren.fruitful = True
+        self._barren = 0
         if self._incoming is None:
             return  # it was no answer yet
         self._pass_on()
