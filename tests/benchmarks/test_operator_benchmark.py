@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.apiserver
 
-SMALL = ["--models", "50", "--workers", "4", "--moves", "20", "--idle-seconds", "2", "--quiet-seconds", "1"]
+SMALL = ["--models", "20", "--workers", "2", "--moves", "5", "--idle-seconds", "1", "--quiet-seconds", "1"]
 
 
 def test_a_small_pool_is_placed_and_a_restart_writes_nothing() -> None:
@@ -19,7 +19,7 @@ def test_a_small_pool_is_placed_and_a_restart_writes_nothing() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures["writes"]["create services"] == 50
+    assert figures["writes"]["create services"] == 20
     assert "apply inferencemodels" not in figures["restart_written"]
     assert figures["restart_model_events"] == 0
     assert set(figures["placing_cpu_seconds"]) == {
