@@ -123,6 +123,8 @@ async def test_a_worker_that_is_heard_answers_although_kubernetes_has_not_heard_
     """After an outage of the API server every pod is called not Ready before the kubelets have spoken again."""
     await pool.budget(replicas=2)
     await pool.model("minilm")
+    await pool.until_condition(BUDGETS, "default", "WorkersReady", "True")
+    await pool.until_condition(MODELS, "minilm", "Ready", "True")
     name = await _serving(pool, "minilm")
     ready, uids = await pool.transition(MODELS, "minilm", "Ready"), await _uids(pool)
     before = await pool.endpoints("minilm")
