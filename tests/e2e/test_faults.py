@@ -204,7 +204,7 @@ def blow(scene):
 
 
 def test_operators_and_workers_that_are_killed_at_once_come_back_with_what_they_held(scene):
-    pods, operators = scene.settled(), scene.operators()
+    pods, operators, before = scene.settled(), scene.operators(), scene.lease()
     assigned = {name: holds(each) for name, each in scene.models().items()}
     with under_load(scene, limit=LEADERLESS_SECONDS + LAG_SECONDS) as client:
         client.phase = "all killed"
@@ -217,6 +217,7 @@ def test_operators_and_workers_that_are_killed_at_once_come_back_with_what_they_
             lambda: all(restarts(pod) > restarts(pods[name]) for name, pod in scene.workers().items()),
             seconds=60,
         )
+        scene.followed(before)
         scene.settled()
         client.phase = "after it"
         scene.settled()

@@ -121,7 +121,7 @@ class Reason(StrEnum):
     LOAD_FAILED_PERMANENT = "LoadFailedPermanent"
     """A load or build failed in a way that only a change of the spec or the source can cure."""
     QUARANTINED = "Quarantined"
-    """The worker died while it ran this model; it is not run again until its spec changes."""
+    """The worker died twice within ten minutes while it ran this model; it is not run again until its spec changes."""
     BUSY = "Busy"
     """The operation would touch weights that are in use."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"

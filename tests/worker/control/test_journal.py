@@ -8,6 +8,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pytest
+
 from ballast_worker.control.assignment import AssignedModel
 from ballast_worker.control.journal import Culprit, CulpritJournal
 from ballast_worker.control.quarantine import Quarantine
@@ -62,15 +64,37 @@ def test_long_names_and_many_slots_are_cut_and_never_raise(tmp_path):
     assert CulpritJournal(tmp_path / "journal").culprits == ()
 
 
-def test_a_blamed_model_stays_out_until_its_spec_changes(tmp_path):
-    quarantine = Quarantine(tmp_path)
-    assert quarantine.blame([Culprit("m", "batch=4"), Culprit("unknown", "static")], [MODEL]) == ("m",)
+@pytest.fixture
+def died(tmp_path):
+    """A worker that ran model m died at some second, and has started again."""
+
+    def blamed(second, model=MODEL):
+        found = Quarantine(tmp_path, clock=lambda: second).blame(
+            [Culprit("m", "batch=4"), Culprit("x", "static")], [model]
+        )
+        assert found.keys() == {"m"}
+        return found["m"].quarantined
+
+    return blamed
+
+
+def test_a_model_that_ran_at_two_deaths_stays_out_until_its_spec_changes(died, tmp_path):
+    assert not died(0)
+    assert Quarantine(tmp_path).check(MODEL) is None, "anything may kill a worker once"
+    assert died(600)
     restarted = Quarantine(tmp_path)
     assert "batch=4" in (restarted.check(MODEL) or "")
     assert restarted.check(replace(MODEL, name="other")) is None
     assert restarted.check(replace(MODEL, object="ns/renamed-object")) is not None
     assert restarted.check(replace(MODEL, max_batch=1)) is None
     assert Quarantine(tmp_path).check(MODEL) is None, "the changed spec was tried, so the blame is gone for good"
+
+
+def test_a_death_long_ago_or_of_another_spec_does_not_count(died):
+    assert not died(0)
+    assert not died(601)
+    assert not died(602, replace(MODEL, max_batch=1))
+    assert died(603, replace(MODEL, max_batch=1))
 
 
 def test_a_damaged_quarantine_file_blames_nobody(tmp_path):

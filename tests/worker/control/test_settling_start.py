@@ -131,6 +131,8 @@ def test_a_model_that_ran_when_the_process_died_is_known_although_the_next_one_e
     assign_once(start, config, assigned(small_bundle, "m"))
     crashed_with(tmp_path / "state", "m")
     start(config).stop()
+    crashed_with(tmp_path / "state", "m")
+    start(config).stop()
     late.set()
     model = start(config).until_model("m", pb.MODEL_PHASE_REFUSED)
     assert model.failure.reason == Reason.QUARANTINED
@@ -141,6 +143,8 @@ def test_a_spec_that_is_assigned_while_memory_is_waited_for_is_not_blamed(
 ):
     config = config_for(managed=True)
     assign_once(start, config, assigned(small_bundle, "m"))
+    crashed_with(tmp_path / "state", "m")
+    start(config).stop()
     crashed_with(tmp_path / "state", "m")
     worker = start(config)
     worker.assign(assigned(small_bundle, "m", residency=pb.RESIDENCY_DEVICE), generation=2)

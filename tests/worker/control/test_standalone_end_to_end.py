@@ -146,15 +146,8 @@ def trap(tmp_path_factory):
     )
 
 
-def test_the_model_that_ran_when_a_worker_was_killed_is_quarantined(config_for, run, small_bundle, trap):
-    models = [
-        {"name": "trap", "uri": f"file://{trap.path}"},
-        {"name": "good", "uri": f"file://{small_bundle.path}"},
-    ]
-    config = config_for(models=models)
-    worker = run(config)
-    worker.wait_ready()
-    assert worker.infer("good") == [2.0, 4.0, 6.0, 8.0]
+def killed_while_it_runs(worker, config):
+    """Kill a worker in the middle of an execution of the trap."""
 
     def call():
         with contextlib.suppress(Exception):  # the worker dies before it answers
@@ -172,6 +165,20 @@ def test_the_model_that_ran_when_a_worker_was_killed_is_quarantined(config_for, 
     worker.popen.send_signal(signal.SIGKILL)
     worker.wait()
     caller.join()
+
+
+def test_the_model_that_ran_when_a_worker_was_killed_twice_is_quarantined(config_for, run, small_bundle, trap):
+    models = [
+        {"name": "trap", "uri": f"file://{trap.path}"},
+        {"name": "good", "uri": f"file://{small_bundle.path}"},
+    ]
+    config = config_for(models=models)
+    for _ in range(2):
+        worker = run(config)
+        worker.wait_ready()
+        until(lambda worker=worker: phase(worker, "trap") in CALLABLE)
+        assert worker.infer("good") == [2.0, 4.0, 6.0, 8.0]
+        killed_while_it_runs(worker, config)
 
     again = run(config)
     again.wait_ready()

@@ -1,49 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that were running when a worker died: not run again until their spec changes."""
+"""Models that were running when a worker died twice in a short while: not run again until their spec changes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from ballast_worker.control.assignment import AssignedModel, write_atomically
 from ballast_worker.control.journal import Culprit
 
+_TWICE_WITHIN_SECONDS: Final = 600.0
+"""Between two deaths that are one model's fault. Anything may kill a worker once, and a busy one always runs something."""
+
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
-    """Why a model is not run, and the spec with which that happened.
+class Suspect:
+    """A model that ran when the worker died, and the spec with which that happened.
 
     Attributes:
-        fingerprint: of the spec; a model with another one is tried again.
+        fingerprint: of the spec; a model with another one is innocent.
         program: that was running.
+        at: of the last death, in seconds since the epoch.
+        quarantined: it was the second one in a short while.
     """
 
     fingerprint: str
     program: str
+    at: float
+    quarantined: bool
 
 
 class Quarantine:
-    """The list on disk. Owned by the control loop."""
+    """The list on disk. Owned by the control loop.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: where it is kept.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.path = directory / "quarantine.json"
+        self._clock = clock
         self._models = _load(self.path)
 
-    def blame(self, culprits: Sequence[Culprit], models: Iterable[AssignedModel]) -> tuple[str, ...]:
-        """Take what the journal found; returns the names of the models that are quarantined by it.
+    def blame(self, culprits: Sequence[Culprit], models: Iterable[AssignedModel]) -> Mapping[str, Suspect]:
+        """Take what the journal found; returns the models that it speaks of.
 
         Raises:
             OSError: the state directory cannot be written.
         """
-        specs = {model.name: model for model in models}
-        new = {c.model: Quarantined(specs[c.model].fingerprint, c.program) for c in culprits if c.model in specs}
+        specs, now = {model.name: model for model in models}, self._clock()
+        new = {c.model: self._judge(c, specs[c.model].fingerprint, now) for c in culprits if c.model in specs}
         if new:
             self._models = {**self._models, **new}
             self._save()
-        return tuple(new)
+        return new
+
+    def _judge(self, culprit: Culprit, fingerprint: str, now: float) -> Suspect:
+        before = self._models.get(culprit.model)
+        again = before is not None and before.fingerprint == fingerprint and now - before.at <= _TWICE_WITHIN_SECONDS
+        return Suspect(fingerprint, culprit.program, now, quarantined=again)
 
     def check(self, model: AssignedModel) -> str | None:
         """A sentence that says why this model must not run, or None. A changed spec lets it go for good.
@@ -58,8 +78,10 @@ class Quarantine:
             self._models = {name: other for name, other in self._models.items() if name != model.name}
             self._save()
             return None
+        if not entry.quarantined:
+            return None
         return (
-            f"the worker died while it ran program {entry.program} of this model; it is not run again until its uri, digest, "
+            f"the worker died twice while it ran this model, last program {entry.program}; it is not run again until its uri, digest, "
             f"residency or batching changes (without an operator: or until {self.path} is removed)"
         )
 
@@ -68,9 +90,9 @@ class Quarantine:
         write_atomically(self.path, json.dumps(data, sort_keys=True).encode())
 
 
-def _load(path: Path) -> Mapping[str, Quarantined]:
+def _load(path: Path) -> Mapping[str, Suspect]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): Quarantined(**entry) for name, entry in data.items()}
+        return {str(name): Suspect(**entry) for name, entry in data.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

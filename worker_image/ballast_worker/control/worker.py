@@ -179,7 +179,7 @@ class Worker:
         return self._ended
 
     def _begin(self) -> None:
-        """What ran when the last process died is not run again. Then wait for the device memory of a process that has just
+        """What ran when processes died is not run again. Then wait for the device memory of a process that has just
         ended, if there is one, and meet.
         """
         try:
@@ -188,8 +188,9 @@ class Worker:
             self._refuse(Failure(Reason.INVALID_SPEC, str(error)))
             return
         # Before anything is waited for: a process that ends meanwhile has told, and no later spec is blamed.
-        for name in self._quarantine.blame(self._journal.culprits, models):
-            _log.error("model %s ran when the last process died: it is quarantined", name, extra={"model": name})
+        for name, suspect in self._quarantine.blame(self._journal.culprits, models).items():
+            what = "for the second time: it is quarantined" if suspect.quarantined else "which may be its fault"
+            _log.error("model %s ran when the last process died, %s", name, what, extra={"model": name})
         meet = partial(self._meet, models)
         if self._machine.fault is not None:
             self._refuse(self._machine.fault)
