@@ -387,6 +387,18 @@ def test_an_answer_that_breaks_off_ends_the_connection_before_its_length(client,
     assert client.closed()
 
 
+def test_an_answer_without_a_length_that_breaks_off_does_not_look_complete(client, played):
+    client.send(b"GET /v2/models/far HTTP/1.0\r\n\r\n")
+    far = played.accept()
+    far.head()
+    far.send(head_of_chunks() + chunk(b"x"))
+    client.head()
+    assert client.read(1) == b"x"
+    far.close()
+    with pytest.raises(ConnectionResetError):
+        client.read(1)
+
+
 def test_an_answer_that_breaks_off_before_its_turn_is_an_error(way, client, played, second):
     way.catalog.table["other"] = Elsewhere((second.endpoint,))
     client.send(b"GET /v2/models/far HTTP/1.1\r\n\r\nGET /v2/models/other HTTP/1.1\r\n\r\n")

@@ -37,7 +37,7 @@ class Answers:
             transport: of the connection.
             handle: gets an exchange that begins.
             last: whether the connection ends with the answer of this exchange; asked before its head is written.
-            written: told of an answer that was written completely, if it was the last, or the body of its request was a stream.
+            written: told of an answer that was written completely.
         """
         self._transport = transport
         self._handle = handle
@@ -59,10 +59,6 @@ class Answers:
     def add(self, entry: Exchange | bytes) -> None:
         """Put something at the end: an exchange, or bytes that are written when everything before them was."""
         self._queue.append(entry)
-
-    def replace(self, exchange: Exchange, line: bytes) -> None:
-        """Write a line in place of the answer of an exchange of which nothing was written."""
-        self._queue[self._queue.index(exchange)] = line
 
     def hold(self, *, held: bool) -> None:
         """The client takes nothing at the moment, or does so again."""
@@ -105,8 +101,7 @@ class Answers:
             self._queue.popleft()
         else:
             self._queue.clear()
-        if first.stream is not None or not first.keep_alive:
-            self._written(first)
+        self._written(first)
         return True
 
     def _write(self, exchange: Exchange, answer: Answer) -> None:

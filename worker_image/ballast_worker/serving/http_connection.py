@@ -12,17 +12,16 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
-
-import orjson
 
 from ballast_worker.serving.connections import CONNECTION_SECONDS, JITTER
 from ballast_worker.serving.http_answers import Answers
 from ballast_worker.serving.http_exchange import Exchange, Handler, Progress
 from ballast_worker.serving.http_limits import Leaving, Limits
-from ballast_worker.serving.http_message import HttpRequest, head
+from ballast_worker.serving.http_message import HttpRequest
 from ballast_worker.serving.http_reader import RefusedError, RequestReader
 from ballast_worker.serving.http_stream import WINDOW, Stream
 
@@ -33,6 +32,8 @@ _LINGER_SECONDS: Final = 2.0
 """How long a connection is kept readable after a refusal, so that the client reads the answer before a reset."""
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: what was not sent is thrown away, and the client sees a reset instead of an end."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -54,6 +55,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._answers: Answers
         self._reading: Exchange | None = None
+        self._refusal: Exchange | None = None
         self._leaving = Leaving()
         self._reading_since: float | None = None
         self._discarding = False
@@ -116,9 +118,9 @@ class HttpConnection(asyncio.Protocol):
         if self._discarding:
             return
         self._reading = exchange = Exchange(request, self, keep_alive=keep_alive, chunks=current)
-        expects = b"expect" in request.headers and request.headers[b"expect"].lower() == b"100-continue"
+        expects = current and b"expect" in request.headers and request.headers[b"expect"].lower() == b"100-continue"
         if (length is None or length > WINDOW) and not self._handler.wants_whole(request):
-            demand = partial(self._transport.write, _CONTINUE) if expects else None
+            demand = partial(self._go_on, exchange) if expects else None
             exchange.stream = Stream(length, regulate=self._regulate, demand=demand)
             self._answers.add(exchange)
             self.flush()
@@ -137,15 +139,20 @@ class HttpConnection(asyncio.Protocol):
         if exchange.stream is not None:
             self._pass_on(exchange.stream)
             exchange.stream.end()
+            self._rest()
         else:
             exchange.request.body = self._reader.body()
             exchange.begun = True
             self._answers.add(exchange)
             self._handler.handle(exchange)
-        if self._closing and not self._answers:
-            self._transport.close()
         if len(self._answers) >= _PIPELINED:
             self._regulate()
+
+    def _go_on(self, exchange: Exchange) -> None:
+        """The body that the client holds back is wanted: its time begins."""
+        if exchange is self._reading:
+            self._transport.write(_CONTINUE)
+            self._reading_since = self._clock()
 
     def _pass_on(self, stream: Stream) -> None:
         """Hand over what one read has brought of a body that is not wanted whole."""
@@ -179,11 +186,13 @@ class HttpConnection(asyncio.Protocol):
     def finish(self) -> None:
         """Close after the answers that are under way; at once when there are none."""
         self._closing = True
-        if not self._answers and self._reading_since is None:
-            self._transport.close()
+        self._rest()
 
     def abort(self) -> None:
-        """Close now."""
+        """Close now, and so that an answer without a length does not look as if it were complete."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport.abort()
 
     def sweep(self, now: float) -> None:
@@ -195,7 +204,8 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
         elif self._reading_since is not None:
             limit = self._limits.head_seconds if self._reading is None else self._limits.request_seconds
-            if now - self._reading_since > limit and not self._paused:
+            awaited = not self._paused and (self._stream is None or self._stream.demanded)
+            if awaited and now - self._reading_since > limit:
                 self._refuse(408, "the request did not arrive in time")
         elif not self._answers and now - self._used_at > self._limits.idle_seconds:
             self._transport.close()
@@ -203,44 +213,51 @@ class HttpConnection(asyncio.Protocol):
     def _last(self, exchange: Exchange) -> bool:
         """Whether the connection ends with an answer: it is its time, or the body that the client holds back is not wanted."""
         self._used_at = now = self._clock()
-        if exchange.stream is not None and exchange is self._reading:
-            return not exchange.stream.demanded
         going = self._closing or now >= self._retires_at
-        return going and len(self._answers) == 1 and self._reading_since is None
+        if exchange.stream is not None and exchange is self._reading:
+            return going or not exchange.stream.demanded
+        last = going and len(self._answers) == 1 and self._reading_since is None
+        self._discarding = self._discarding or last
+        return last
 
     def _written(self, exchange: Exchange) -> None:
-        if exchange.stream is not None and exchange is self._reading:
+        if exchange is self._refusal:
+            self._linger()
+        elif exchange.stream is not None and exchange is self._reading:
             exchange.stream.discard()
-            if not exchange.keep_alive:
+            if not exchange.stream.demanded:
                 self._linger()
-        elif not exchange.keep_alive:
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Close when all was read and answered, and no more requests are taken."""
+        if (self._closing or self._discarding) and not self._answers and self._reading_since is None:
             self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer a request that cannot be read to its end, then close."""
+        """Answer a request that cannot be read to its end, after those before it, then close."""
         if self._transport.is_closing():
             return
-        body = orjson.dumps({"error": message})
-        refusal = head(status, len(body), "application/json", (), keep_alive=False) + body
-        exchange = self._reading
-        if exchange is None or exchange.stream is None:
-            self._answers.add(refusal)
+        exchange = self._reading or Exchange(HttpRequest(b"", b"", {}, b""), self, keep_alive=False, chunks=False)
+        self._discarding, self._reading, self._reading_since = True, None, None
+        exchange.abandon()
+        if exchange.stream is None:
+            self._answers.add(exchange)
         else:
-            exchange.abandon()
-            if exchange.progress is Progress.HEAD:
-                self.abort()
-                return
-            if exchange.progress is Progress.NOTHING:
-                self._answers.replace(exchange, refusal)
-        self._linger()
-        self.flush()
+            exchange.stream.discard()
+        if exchange.progress is Progress.HEAD:
+            self.abort()
+        elif exchange.progress is Progress.ALL:
+            self._linger()
+        else:
+            self._refusal, exchange.begun, exchange.keep_alive = exchange, True, False
+            exchange.respond_json(status, {"error": message})
 
     def _linger(self) -> None:
         """Read and forget for a while, then close."""
-        self._discarding = True
-        self._reading_since = None
-        if self._stream is not None:
-            self._stream.discard()
+        self._discarding, self._reading, self._reading_since = True, None, None
+        self._regulate()
         asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.close)
 
     def _hold(self, *, held: bool) -> None:
