@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import queue
 import socket
 import threading
 import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -21,6 +24,7 @@ from hypothesis import strategies as st
 from ballast_contract.reasons import Reason
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving.catalog import Elsewhere, Endpoint
+from ballast_worker.serving.forwarded import Forwarded, Result
 from ballast_worker.serving.http_stream import WINDOW
 
 READ = 256 << 10
@@ -51,6 +55,29 @@ def second() -> Iterator[Played]:
     played = Played()
     yield played
     played.close()
+
+
+@pytest.fixture(scope="module")
+def hasty(make_server, affine):
+    """A worker with little patience."""
+    return make_server({"near": affine}, config={"request_timeout_seconds": 1})
+
+
+Counted = queue.Queue[tuple[Result, int, int]]
+
+
+@pytest.fixture
+def counted(way, hasty, monkeypatch) -> Counted:
+    """What is counted: the result, and the bytes of the two bodies."""
+    found: Counted = queue.Queue()
+    for forwarded in (way.front.forwarded, hasty.front.forwarded):
+
+        def count(protocol: str, result: Result, *, request: int, answer: int, forwarded=forwarded) -> None:
+            Forwarded.count(forwarded, protocol, result, request=request, answer=answer)
+            found.put((result, request, answer))
+
+        monkeypatch.setattr(forwarded, "count", count)
+    return found
 
 
 @pytest.fixture
@@ -150,6 +177,16 @@ def test_head_has_the_length_and_no_body(client, played):
     status, headers, _ = client.answer(head_only=True)
     assert (status, headers["content-length"]) == (200, str(1 << 20))
     assert client.answer()[0] == 200
+
+
+def test_head_does_not_wait_for_a_body_that_nobody_gets(client, played, counted):
+    client.send(b"HEAD /v2/models/far HTTP/1.1\r\n\r\n")
+    far = played.accept()
+    far.head()
+    far.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nx")
+    assert client.answer(head_only=True)[0] == 200
+    assert far.ended()
+    assert counted.get(timeout=10)[0] is Result.ANSWERED
 
 
 @pytest.fixture(scope="module")
@@ -399,25 +436,22 @@ def test_an_answer_without_a_length_that_breaks_off_does_not_look_complete(clien
         client.read(1)
 
 
-def test_an_answer_that_breaks_off_before_its_turn_is_an_error(way, client, played, second):
+def test_an_answer_that_breaks_off_before_its_turn_is_an_error(way, client, played, second, counted):
     way.catalog.table["other"] = Elsewhere((second.endpoint,))
     client.send(b"GET /v2/models/far HTTP/1.1\r\n\r\nGET /v2/models/other HTTP/1.1\r\n\r\n")
     far, other = played.accept(), second.accept()
     far.head()
     other.head()
-    requests = way.front.forwarded.requests
-    lost = requests["http", "lost"]
     other.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nx")
     other.close()
-    while requests["http", "lost"] == lost:
-        pass
+    assert counted.get(timeout=10)[0] is Result.LOST
     far.send(SAID)
     assert client.answer()[::2] == (200, b"said")
     assert "send it again" in said_error(client.answer(), 503)
 
 
 @pytest.mark.parametrize("when", ["before the body is wanted", "in the body", "before the answer", "in the answer"])
-def test_a_client_that_leaves_takes_its_call_along(client, played, when):
+def test_a_client_that_leaves_takes_its_call_along(client, played, counted, when):
     body = b"x" * (WINDOW * 3)
     client.send(head(len(body)) + body[: WINDOW // 2])
     far = played.accept()
@@ -433,6 +467,8 @@ def test_a_client_that_leaves_takes_its_call_along(client, played, when):
         client.head()
     client.close()
     assert far.ended()
+    sent = len(body) if when in ("before the answer", "in the answer") else WINDOW // 2
+    assert counted.get(timeout=10) == (Result.LEFT, sent, 1 if when == "in the answer" else 0)
 
 
 def test_a_small_request_is_given_up_when_its_client_leaves(client, played):
@@ -470,8 +506,7 @@ def test_an_answer_right_behind_the_wish_for_the_body_is_passed_back(client, pla
 
 
 @pytest.mark.parametrize("missing", [0, 1], ids=["answer", "end of the body"])
-def test_what_does_not_come_in_time_is_said(make_server, affine, played, missing):
-    hasty = make_server({"near": affine}, config={"request_timeout_seconds": 1})
+def test_what_does_not_come_in_time_is_said(hasty, played, missing):
     hasty.catalog.table["far"] = Elsewhere((played.endpoint,))
     body = b"x" * (WINDOW * 3)
     with Wire(hasty.http) as client:
@@ -486,6 +521,63 @@ def test_what_does_not_come_in_time_is_said(make_server, affine, played, missing
         else:
             assert said_error(answer, 504) == "the worker that has model 'far' did not answer within 1 s"
         assert far.ended()
+
+
+@pytest.mark.parametrize("headers", ["", "Expect: 100-continue\r\n"], ids=["sends at once", "asks first"])
+def test_a_worker_that_does_not_say_whether_it_wants_a_body_is_late(hasty, played, counted, headers):
+    hasty.catalog.table["far"] = Elsewhere((played.endpoint,))
+    with Wire(hasty.http) as client:
+        client.send(head(WINDOW * 3, headers=headers) + (b"" if headers else b"x" * (WINDOW * 3)))
+        played.accept().head()
+        assert "did not answer within 1 s" in said_error(client.answer(), 504)
+    assert counted.get(timeout=10)[0] is Result.LATE
+
+
+def test_a_worker_that_does_not_take_the_body_that_it_wanted_is_late(hasty, played, counted):
+    hasty.catalog.table["far"] = Elsewhere((played.endpoint,))
+    size = 128 << 20
+    with Wire(hasty.http) as client:
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                client.send(bytes(size))
+
+        client.send(head(size))
+        sender = in_background(send)
+        far = played.accept()
+        far.head()
+        far.send(GO_ON)
+        assert "did not answer within 1 s" in said_error(client.answer(), 504)
+        client.socket.shutdown(socket.SHUT_RDWR)
+        sender.join()
+    assert counted.get(timeout=10)[0] is Result.LATE
+
+
+def test_a_worker_that_goes_silent_in_its_answer_is_late(hasty, played, counted):
+    hasty.catalog.table["far"] = Elsewhere((played.endpoint,))
+    with Wire(hasty.http) as client:
+        client.send(b"GET /v2/models/far HTTP/1.1\r\n\r\n")
+        far = played.accept()
+        far.head()
+        far.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nx")
+        client.head()
+        assert client.read(1) == b"x"
+        assert client.closed()
+        assert far.ended()
+    assert counted.get(timeout=10) == (Result.LATE, 0, 1)
+
+
+def test_a_call_that_is_given_up_before_it_begins_leaves_nothing_behind(way, client):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        client.send(head(None) + b"no chunk\r\n")
+        assert client.answer()[0] == 400
+        client.close()
+        with Wire(way.http) as other:
+            other.send(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+            assert other.answer()[0] == 200
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
 
 
 def test_a_worker_that_answers_what_nobody_asked_or_no_http_is_not_asked_again(client, played):
@@ -651,7 +743,7 @@ def test_a_large_call_that_waits_for_its_model_is_executed_where_the_model_arriv
     assert status == 200, answer
 
 
-def test_what_was_passed_on_is_counted(way, pair):
+def test_what_was_passed_on_is_counted(way, pair, counted):
     body = padded(1 << 20)
     counters = way.front.forwarded
     requests, nbytes = dict(counters.requests), dict(counters.nbytes)
@@ -660,7 +752,7 @@ def test_what_was_passed_on_is_counted(way, pair):
             client.send(message)
             answer = client.answer()
             assert answer[0] == 200
-    while counters.requests["http", "answered"] != requests["http", "answered"] + 2:
-        pass
+    assert [counted.get(timeout=10)[0] for _ in range(2)] == [Result.ANSWERED] * 2
+    assert counters.requests["http", "answered"] == requests["http", "answered"] + 2
     assert counters.nbytes["http", "request"] == nbytes["http", "request"] + len(body)
     assert counters.nbytes["http", "answer"] > nbytes["http", "answer"] + len(answer[2])

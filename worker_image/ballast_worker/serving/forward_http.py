@@ -18,7 +18,8 @@ from ballast_contract.names import FORWARDED_HEADER
 from ballast_worker.serving.catalog import Endpoint
 from ballast_worker.serving.http_message import HttpRequest
 from ballast_worker.serving.http_stream import Stream
-from ballast_worker.serving.http_upstream import Answer, Upstream, connect
+from ballast_worker.serving.http_upstream import Upstream, connect
+from ballast_worker.serving.http_upstream_answer import UpstreamAnswer
 
 _IDLE_PER_ENDPOINT: Final = 8
 _ENDPOINTS: Final = 256
@@ -30,7 +31,9 @@ _REQUEST_HEADERS: Final = (
 
 
 class LostError(Exception):
-    """A part of the body has gone to a worker that did not answer: the call cannot be passed on a second time."""
+    """A part of the body has gone to a worker that did not answer, or a part of its answer came: the call cannot be passed on a
+    second time.
+    """
 
 
 class HttpForwarder:
@@ -42,7 +45,7 @@ class HttpForwarder:
 
     async def forward(
         self, endpoints: Sequence[Endpoint], request: HttpRequest, stream: Stream | None = None
-    ) -> Answer | None:
+    ) -> UpstreamAnswer | None:
         """The answer of the first endpoint that has the model; None when none of them does or can be reached.
 
         Args:
@@ -82,7 +85,7 @@ class HttpForwarder:
 
     async def _ask(
         self, endpoint: Endpoint, request: HttpRequest, stream: Stream | None, sent: Callable[[], None]
-    ) -> Answer | None:
+    ) -> UpstreamAnswer | None:
         head = _head(request, endpoint, stream)
         while True:
             upstream = self._take(endpoint)

@@ -77,6 +77,11 @@ class Answers:
         finally:
             self._flushing = False
 
+    def break_off(self) -> None:
+        """The body that is being relayed takes too long."""
+        if self._relayed is not None:
+            self._relayed.break_off(TimeoutError())
+
     def abandon(self) -> None:
         """Nobody waits for answers any more."""
         for entry in self._queue:

@@ -201,6 +201,8 @@ class HttpConnection(asyncio.Protocol):
         if waiting or self._answers:
             self._used_at = now
         if self._leaving.stuck(now, waiting, self._answers.relayed) > self._limits.request_seconds:
+            if not waiting:
+                self._answers.break_off()
             self.abort()
         elif self._reading_since is not None:
             limit = self._limits.head_seconds if self._reading is None else self._limits.request_seconds

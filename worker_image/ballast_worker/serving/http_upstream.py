@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, cast
 
 import httptools
@@ -14,54 +12,9 @@ import httptools
 from ballast_worker.serving.catalog import Endpoint
 from ballast_worker.serving.http_limits import MAX_HEAD_BYTES
 from ballast_worker.serving.http_stream import WINDOW, Stream, Writer
+from ballast_worker.serving.http_upstream_answer import UpstreamAnswer
 
 _CONNECT_SECONDS: Final = 2.0
-_ANSWER_HEADERS: Final = (b"inference-header-content-length", b"retry-after", b"allow", b"content-encoding")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the other worker says.
-
-    Attributes:
-        status: of HTTP.
-        headers: names in lower case.
-        body: on its way.
-        upstream: where it comes from.
-    """
-
-    status: int
-    headers: dict[bytes, bytes]
-    body: Stream
-    upstream: Upstream
-
-    @property
-    def content_type(self) -> str:
-        """Of the body."""
-        return self.headers.get(b"content-type", b"application/json").decode("latin-1")
-
-    @property
-    def passed_headers(self) -> list[str]:
-        """Header lines that the client gets too."""
-        return [
-            f"{name.decode().title()}: {self.headers[name].decode('latin-1')}"
-            for name in _ANSWER_HEADERS
-            if name in self.headers
-        ]
-
-    async def dismiss(self) -> None:
-        """Read what is still to come, and forget it."""
-        self.body.discard()
-        try:
-            with contextlib.suppress(ConnectionResetError):
-                await self.body.settled()
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Give up what is still to come, and the connection with it."""
-        if not self.body.ended:
-            self.upstream.close()
 
 
 class Upstream(asyncio.Protocol):
@@ -78,7 +31,7 @@ class Upstream(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._barren = 0
         self._going_on: asyncio.Future[bool] | None = None
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[UpstreamAnswer] | None = None
         self._outgoing: Stream | None = None
         self._sent = True
         self._writable = True
@@ -92,7 +45,7 @@ class Upstream(asyncio.Protocol):
         """It is open."""
         return not self._transport.is_closing()
 
-    async def ask(self, head: bytes, body: bytes | Stream, sent: Callable[[], None]) -> Answer:
+    async def ask(self, head: bytes, body: bytes | Stream, sent: Callable[[], None]) -> UpstreamAnswer:
         """Send a request and wait for the head of its answer. Once in each answer's time.
 
         Args:
@@ -107,7 +60,7 @@ class Upstream(asyncio.Protocol):
             raise ConnectionResetError
         loop = asyncio.get_running_loop()
         going_on: asyncio.Future[bool] = loop.create_future()
-        answer: asyncio.Future[Answer] = loop.create_future()
+        answer: asyncio.Future[UpstreamAnswer] = loop.create_future()
         self._going_on, self._answer = going_on, answer
         self._sent = isinstance(body, bytes)
 
@@ -182,7 +135,7 @@ class Upstream(asyncio.Protocol):
             told = self._headers.get(b"content-length")
             self._incoming = Stream(None if told is None else int(told), regulate=self._regulate)
             if not self._answer.done():
-                self._answer.set_result(Answer(status, self._headers, self._incoming, self))
+                self._answer.set_result(UpstreamAnswer(status, self._headers, self._incoming, self.close))
             if not self._sent:
                 self._give_up_request()
         if not self._going_on.done():
@@ -220,14 +173,14 @@ class Upstream(asyncio.Protocol):
             outgoing.discard()
 
     def _lost(self) -> None:
-        self._give_up_request()
+        self._outgoing = None  # not discarded: whoever answers the client sees whom the call waited for
         if self._going_on is not None and not self._going_on.done():
             self._going_on.set_result(False)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionResetError())
             self._answer.exception()  # whoever asked may have gone
         if self._incoming is not None:
-            self._incoming.break_off()
+            self._incoming.break_off(ConnectionResetError())
 
     def _hold(self, *, held: bool) -> None:
         self._writable = not held
