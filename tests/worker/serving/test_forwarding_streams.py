@@ -591,6 +591,86 @@ def test_a_worker_that_answers_what_nobody_asked_or_no_http_is_not_asked_again(c
         assert far.ended()
 
 
+def get(client: Wire, played: Played, *pieces: bytes) -> Wire:
+    """Ask for a model of the other worker, which says something."""
+    client.send(b"GET /v2/models/far HTTP/1.1\r\n\r\n")
+    far = played.accept()
+    far.head()
+    far.send(b"".join(pieces))
+    return far
+
+
+@pytest.mark.parametrize("rest", [b"", b"Content-Length: 7\r\n"], ids=["no length", "length"])
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_status_that_has_no_body_is_passed_back_without_one(client, played, status, rest):
+    get(client, played, b"HTTP/1.1 %d Nothing\r\n%b\r\n" % (status, rest))
+    found, headers, _ = client.answer()
+    assert (found, headers["content-length"], "transfer-encoding" in headers) == (status, "0", False)
+    client.send(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+    assert client.answer()[0] == 200
+
+
+def test_headers_behind_a_body_are_none_of_the_answer(way, client, played, second):
+    way.catalog.table["other"] = Elsewhere((second.endpoint,))
+    client.send(b"GET /v2/models/far HTTP/1.1\r\n\r\nGET /v2/models/other HTTP/1.1\r\n\r\n")
+    far, other = played.accept(), second.accept()
+    far.head()
+    other.head()
+    trailer = b"0\r\nContent-Type: text/other\r\nRetry-After: 9\r\n\r\n"
+    other.send(head_of_chunks()[:-2] + b"Content-Type: text/plain\r\n\r\n" + chunk(b"x") + trailer)
+    far.send(SAID)
+    client.answer()
+    _, headers, body = client.answer()
+    assert (headers["content-type"], "retry-after" in headers, body) == ("text/plain", False, b"x")
+
+
+@pytest.mark.parametrize(
+    ("late", "together"),
+    [(b"H", False), (b"H", True), (b"HTTP/1.1 200 OK\r\nContent-Le", False), (SAID, True), (b"\r\n", False)],
+)
+def test_what_a_worker_says_unasked_ends_the_connection(client, played, late, together):
+    far = get(client, played, SAID, late if together else b"")
+    assert client.answer()[::2] == (200, b"said")
+    if not together:
+        far.send(late)
+    assert far.ended()
+    get(client, played, SAID)
+    assert client.answer()[::2] == (200, b"said")
+
+
+def test_only_100_says_that_a_body_is_wanted(client, played):
+    body = b"x" * (WINDOW * 2)
+    client.send(head(len(body), headers="Expect: 100-continue\r\n"))
+    far = played.accept()
+    _, headers = far.head()
+    far.send(b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n")
+    client.socket.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        client.head()
+    client.socket.settimeout(10)
+    far.send(GO_ON)
+    assert client.head()[0] == "HTTP/1.1 100 Continue"
+    client.send(body)
+    assert far.body(headers) == body
+    far.send(SAID)
+    assert client.answer()[::2] == (200, b"said")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\nfoo",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+    ],
+    ids=["another protocol", "another coding"],
+)
+def test_an_answer_that_cannot_be_passed_back_is_none(client, played, answer, caplog):
+    far = get(client, played, answer)
+    assert client.answer()[0] == 503
+    assert far.ended()
+    assert not caplog.records
+
+
 def test_a_status_without_a_name_is_passed_back(client, played):
     client.send(b"GET /v2/models/far HTTP/1.1\r\n\r\n")
     far = played.accept()

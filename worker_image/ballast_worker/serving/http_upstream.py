@@ -15,6 +15,7 @@ from ballast_worker.serving.http_stream import WINDOW, Stream, Writer
 from ballast_worker.serving.http_upstream_answer import UpstreamAnswer
 
 _CONNECT_SECONDS: Final = 2.0
+_BODILESS: Final = (204, 304)
 
 
 class Upstream(asyncio.Protocol):
@@ -105,6 +106,9 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        if self._answer is None:
+            self.close()  # nobody has asked
+            return
         self._barren += len(data)
         try:
             self._parser.feed_data(data)
@@ -119,27 +123,33 @@ class Upstream(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """An answer begins."""
+        if self._answer is None:
+            raise ConnectionResetError  # nobody has asked
         self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header."""
-        self._headers[name.lower()] = value
+        name = name.lower()
+        if name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise ConnectionResetError  # the client would not be told of the coding
+        self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        """The body begins, or the other worker wants that of the request."""
+        """The body begins, or the other worker wants that of the request, or says something that is of no interest."""
         self._barren = 0
         status = self._parser.get_status_code()
-        if self._answer is None or self._going_on is None:
+        headers, self._headers = self._headers, {}  # headers behind the body are none of the answer
+        if self._answer is None or self._going_on is None or status == 101:
             raise ConnectionResetError  # nobody has asked
         if status >= 200:
-            told = self._headers.get(b"content-length")
+            told = b"0" if status in _BODILESS else headers.get(b"content-length")
             self._incoming = Stream(None if told is None else int(told), regulate=self._regulate)
             if not self._answer.done():
-                self._answer.set_result(UpstreamAnswer(status, self._headers, self._incoming, self.close))
+                self._answer.set_result(UpstreamAnswer(status, headers, self._incoming, self.close))
             if not self._sent:
                 self._give_up_request()
-        if not self._going_on.done():
-            self._going_on.set_result(status < 200)
+        if not self._going_on.done() and (status == 100 or status >= 200):
+            self._going_on.set_result(status == 100)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
