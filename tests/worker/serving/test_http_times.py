@@ -76,8 +76,13 @@ class Client:
         self.exchanges = []
         self.timers = []
         self.transport = Transport()
-        self.connection = HttpConnection(self, lambda _: None, limits=LIMITS, clock=lambda: self.now)
+        self.connection = HttpConnection(
+            self, opened=self.noted, closed=self.noted, limits=LIMITS, clock=lambda: self.now
+        )
         self.connection.connection_made(self.transport)
+
+    def noted(self, connection: HttpConnection) -> None:
+        del connection
 
     def wants_whole(self, request) -> bool:
         return request.target != b"/v2"

@@ -42,13 +42,14 @@ class HttpConnection(asyncio.Protocol):
     def __init__(
         self,
         handler: Handler,
-        closed: Callable[[HttpConnection], None],
         *,
+        opened: Callable[[HttpConnection], None],
+        closed: Callable[[HttpConnection], None],
         limits: Limits,
         clock: Callable[[], float],
     ) -> None:
         self._handler = handler
-        self._closed = closed
+        self._opened, self._closed = opened, closed
         self._limits = limits
         self._clock = clock
         self._reader = RequestReader(self, max_body_bytes=limits.body_bytes)
@@ -75,6 +76,7 @@ class HttpConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
