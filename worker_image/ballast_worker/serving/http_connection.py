@@ -10,20 +10,18 @@ answers, nothing more is read.
 from __future__ import annotations
 
 import asyncio
-import random
-import socket
-import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
-from ballast_worker.serving.connections import CONNECTION_SECONDS, JITTER
 from ballast_worker.serving.http_answers import Answers
 from ballast_worker.serving.http_exchange import Exchange, Handler, Progress
-from ballast_worker.serving.http_limits import Leaving, Limits
+from ballast_worker.serving.http_limits import Limits
 from ballast_worker.serving.http_message import HttpRequest
 from ballast_worker.serving.http_reader import RefusedError, RequestReader
 from ballast_worker.serving.http_stream import WINDOW, Stream
+from ballast_worker.serving.http_times import Leaving, Use
+from ballast_worker.serving.http_transport import BoundedProtocol
 
 _PIPELINED: Final = 32
 """Requests of one connection that wait for answers; more are not read."""
@@ -32,11 +30,9 @@ _LINGER_SECONDS: Final = 2.0
 """How long a connection is kept readable after a refusal, so that the client reads the answer before a reset."""
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: what was not sent is thrown away, and the client sees a reset instead of an end."""
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(BoundedProtocol):
     """One client."""
 
     def __init__(
@@ -48,34 +44,28 @@ class HttpConnection(asyncio.Protocol):
         limits: Limits,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__()
         self._handler = handler
         self._opened, self._closed = opened, closed
         self._limits = limits
         self._clock = clock
         self._reader = RequestReader(self, max_body_bytes=limits.body_bytes)
-        self._transport: asyncio.Transport
         self._answers: Answers
         self._reading: Exchange | None = None
         self._refusal: Exchange | None = None
         self._leaving = Leaving()
         self._reading_since: float | None = None
         self._discarding = False
-        self._paused = False
         self._client_reads = True
         self._closing = False
-        self._used_at = clock()
-        self._retires_at = clock() + CONNECTION_SECONDS * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
+        self._use = Use(clock())
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
-        self._transport.set_write_buffer_limits(WINDOW)
+        super().connection_made(transport)
         self._answers = Answers(self._transport, handle=self._handler.handle, last=self._last, written=self._written)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -84,14 +74,6 @@ class HttpConnection(asyncio.Protocol):
         self._closed(self)
         self._answers.abandon()
         self._discarding = True
-
-    def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._hold(held=True)
-
-    def resume_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._hold(held=False)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -104,14 +86,10 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(error.status, str(error))
         else:
             if self._reader.under_way and not self._discarding:
-                self._read_on()
-
-    def _read_on(self) -> None:
-        """The read has ended within a request."""
-        if self._reading_since is None:
-            self._reading_since = self._used_at = self._clock()
-        if self._stream is not None:
-            self._pass_on(self._stream)
+                if self._reading_since is None:
+                    self._reading_since = self._use.last = self._clock()
+                if self._stream is not None:
+                    self._pass_on(self._stream)
 
     # Receiver
 
@@ -178,12 +156,11 @@ class HttpConnection(asyncio.Protocol):
         """Tell the client with the next answer to open another connection. Until then it stays open: closing one that is
         idle would lose a request that is on its way.
         """
-        self._retires_at = 0.0
+        self._use.ends = 0.0
 
     def deserted(self, now: float) -> bool:
         """Nothing is under way, and nothing has been for so long that its client would have been told to leave it."""
-        under_way = bool(self._answers) or self._reading_since is not None
-        return not under_way and now - self._used_at > CONNECTION_SECONDS
+        return not self._answers and self._reading_since is None and self._use.forsaken(now)
 
     def finish(self) -> None:
         """Close after the answers that are under way; at once when there are none."""
@@ -191,17 +168,14 @@ class HttpConnection(asyncio.Protocol):
         self._rest()
 
     def abort(self) -> None:
-        """Close now, and so that an answer without a length does not look as if it were complete."""
-        sock = self._transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self._transport.abort()
+        """Close now."""
+        self._reset()
 
     def sweep(self, now: float) -> None:
         """End what has taken too long: an answer of which nothing leaves, a request that does not come, idleness."""
         waiting = self._transport.get_write_buffer_size()
         if waiting or self._answers:
-            self._used_at = now
+            self._use.last = now
         if self._leaving.stuck(now, waiting, self._answers.relayed) > self._limits.request_seconds:
             if not waiting:
                 self._answers.break_off()
@@ -211,13 +185,13 @@ class HttpConnection(asyncio.Protocol):
             awaited = not self._paused and (self._stream is None or self._stream.demanded)
             if awaited and now - self._reading_since > limit:
                 self._refuse(408, "the request did not arrive in time")
-        elif not self._answers and now - self._used_at > self._limits.idle_seconds:
+        elif not self._answers and now - self._use.last > self._limits.idle_seconds:
             self._transport.close()
 
     def _last(self, exchange: Exchange) -> bool:
         """Whether the connection ends with an answer: it is its time, or the body that the client holds back is not wanted."""
-        self._used_at = now = self._clock()
-        going = self._closing or now >= self._retires_at
+        self._use.last = now = self._clock()
+        going = self._closing or now >= self._use.ends
         if exchange.stream is not None and exchange is self._reading:
             return going or not exchange.stream.demanded
         last = going and len(self._answers) == 1 and self._reading_since is None
@@ -273,12 +247,5 @@ class HttpConnection(asyncio.Protocol):
         """Read only as long as answers leave, and bodies go on."""
         stream = self._stream
         stop = (stream is not None and stream.full) or len(self._answers) >= _PIPELINED or not self._client_reads
-        if stop == self._paused or self._transport.is_closing():
-            return
-        self._paused = stop
-        if stop:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
-            if self._reading_since is not None:
-                self._reading_since = self._clock()  # it was not the client who took its time
+        if self._pause(stop=stop) and not stop and self._reading_since is not None:
+            self._reading_since = self._clock()  # it was not the client who took its time

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 import httptools
 
 from ballast_worker.serving.catalog import Endpoint
 from ballast_worker.serving.http_limits import MAX_HEAD_BYTES
-from ballast_worker.serving.http_stream import WINDOW, Stream, Writer
+from ballast_worker.serving.http_stream import Stream, Writer
+from ballast_worker.serving.http_transport import BoundedProtocol
 from ballast_worker.serving.http_upstream_answer import UpstreamAnswer
 
 _CONNECT_SECONDS: Final = 2.0
 _BODILESS: Final = (204, 304)
 
 
-class Upstream(asyncio.Protocol):
+class Upstream(BoundedProtocol):
     """One connection to another worker. Also the callbacks of httptools' parser. Belongs to the event loop."""
 
     def __init__(self, free: Callable[[Upstream], None]) -> None:
@@ -27,9 +28,9 @@ class Upstream(asyncio.Protocol):
         Args:
             free: told when an answer has come to its end and the connection can be used again.
         """
+        super().__init__()
         self._free = free
         self._parser = httptools.HttpResponseParser(self)
-        self._transport: asyncio.Transport
         self._barren = 0
         self._going_on: asyncio.Future[bool] | None = None
         self._answer: asyncio.Future[UpstreamAnswer] | None = None
@@ -39,7 +40,6 @@ class Upstream(asyncio.Protocol):
         self._incoming: Stream | None = None
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
-        self._paused = False
 
     @property
     def usable(self) -> bool:
@@ -86,23 +86,10 @@ class Upstream(asyncio.Protocol):
 
     # asyncio.Protocol
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(WINDOW)
-
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
         del exc
         self._lost()
-
-    def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._hold(held=True)
-
-    def resume_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._hold(held=False)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -199,14 +186,7 @@ class Upstream(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Read only as long as the answer goes on."""
-        stop = self._incoming is not None and self._incoming.full
-        if stop == self._paused or self._transport.is_closing():
-            return
-        self._paused = stop
-        if stop:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+        self._pause(stop=self._incoming is not None and self._incoming.full)
 
 
 async def connect(endpoint: Endpoint, free: Callable[[Upstream], None]) -> Upstream | None:
