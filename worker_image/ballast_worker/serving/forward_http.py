@@ -55,18 +55,18 @@ class HttpForwarder:
 
         Raises:
             LostError: see there.
-            TimeoutError: the time for a request is over, and its answer has not begun. A stream has as much time to be sent,
-                and the answer as much again from then on.
+            TimeoutError: the time for a request is over, and its answer has not begun. A stream has as much time from when it is
+                wanted, and the answer as much again from when all of it was sent.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._timeout_seconds) as limit:
 
-            def sent() -> None:
+            def turned() -> None:
                 if not limit.expired():
                     limit.reschedule(loop.time() + self._timeout_seconds)
 
             for endpoint in endpoints:
-                answer = await self._ask(endpoint, request, stream, sent)
+                answer = await self._ask(endpoint, request, stream, turned)
                 if answer is None:
                     continue
                 if answer.status != 404:
@@ -84,7 +84,7 @@ class HttpForwarder:
         self._idle.clear()
 
     async def _ask(
-        self, endpoint: Endpoint, request: HttpRequest, stream: Stream | None, sent: Callable[[], None]
+        self, endpoint: Endpoint, request: HttpRequest, stream: Stream | None, turned: Callable[[], None]
     ) -> UpstreamAnswer | None:
         head = _head(request, endpoint, stream)
         while True:
@@ -95,7 +95,7 @@ class HttpForwarder:
                 if upstream is None:
                     return None
             try:
-                return await upstream.ask(head, request.body if stream is None else stream, sent)
+                return await upstream.ask(head, request.body if stream is None else stream, turned)
             except ConnectionError as error:
                 if stream is not None and stream.taken:
                     raise LostError from error

@@ -46,13 +46,13 @@ class Upstream(BoundedProtocol):
         """It is open."""
         return not self._transport.is_closing()
 
-    async def ask(self, head: bytes, body: bytes | Stream, sent: Callable[[], None]) -> UpstreamAnswer:
+    async def ask(self, head: bytes, body: bytes | Stream, turned: Callable[[], None]) -> UpstreamAnswer:
         """Send a request and wait for the head of its answer. Once in each answer's time.
 
         Args:
             head: of the request; with `Expect: 100-continue` before a stream, which is taken when the other worker wants it.
             body: of the request.
-            sent: told when a stream was taken to its end.
+            turned: told when a stream is taken, and when it was taken to its end.
 
         Raises:
             ConnectionError: the connection broke first.
@@ -67,13 +67,14 @@ class Upstream(BoundedProtocol):
 
         def ended() -> None:
             self._outgoing, self._sent = None, True
-            sent()
+            turned()
 
         if isinstance(body, bytes):
             self._transport.writelines((head, body) if body else (head,))
         else:
             self._transport.write(head)
             if await going_on and not answer.done():
+                turned()
                 self._outgoing = body
                 body.hold(held=not self._writable)
                 body.take(Writer(self._transport, chunked=body.length is None, ended=ended))

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import socket
 import warnings
 
 import pytest
-from helpers.forwarding import GO_ON, head, in_background, said_error
+from helpers.forwarding import GO_ON, SAID, head, in_background, said_error
 from helpers.wire import Wire
 
-from ballast_worker.serving.catalog import Elsewhere
+from ballast_worker.serving.catalog import Elsewhere, Endpoint
+from ballast_worker.serving.forward_http import HttpForwarder
 from ballast_worker.serving.forwarded import Result
-from ballast_worker.serving.http_stream import WINDOW
+from ballast_worker.serving.http_message import HttpRequest
+from ballast_worker.serving.http_stream import WINDOW, Stream
 
 
 @pytest.mark.parametrize("missing", [0, 1], ids=["answer", "end of the body"])
@@ -90,3 +93,39 @@ def test_a_call_that_is_given_up_before_it_begins_leaves_nothing_behind(way, cli
             assert other.answer()[0] == 200
         gc.collect()
     assert [str(warning.message) for warning in caught] == []
+
+
+async def test_a_body_has_its_time_from_when_it_is_wanted_and_the_answer_from_when_all_was_sent(monkeypatch):
+    loop = asyncio.get_running_loop()
+    later, time = [0.0], loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + later[0])
+
+    async def pass_most_of_the_time() -> None:
+        later[0] += 90
+        for _ in range(3):  # the timers run, and what they end
+            await asyncio.sleep(0)
+
+    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+    server = await asyncio.start_server(lambda *streams: accepted.put_nowait(streams), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    forwarder = HttpForwarder(timeout_seconds=100)
+    stream = Stream(2, regulate=lambda: None)
+    request = HttpRequest(b"POST", b"/v2/models/far/infer", {}, b"")
+    answer = loop.create_task(forwarder.forward([Endpoint("127.0.0.1", port, port)], request, stream))
+    reader, writer = await accepted.get()
+    await reader.readuntil(b"\r\n\r\n")
+    await pass_most_of_the_time()
+    writer.write(GO_ON)
+    for _ in range(2):
+        stream.feed(b"x")
+        await reader.readexactly(1)
+    await pass_most_of_the_time()
+    stream.end()
+    await pass_most_of_the_time()
+    writer.write(SAID)
+    found = await answer
+    assert found is not None
+    assert found.status == 200
+    forwarder.close()
+    writer.close()
+    server.close()
