@@ -390,7 +390,7 @@ def test_what_fails_while_a_worker_ends_does_not_keep_it_from_ending(config_for,
 
 def test_a_released_worker_stays_as_long_as_clients_call(config_for, start, small_bundle, monkeypatch):
     monkeypatch.setattr("ballast_worker.control.worker._LINGER_SECONDS", 0.0)
-    for module in ("connections", "http_connection"):
+    for module in ("connections", "http_times"):
         monkeypatch.setattr(f"ballast_worker.serving.{module}.CONNECTION_SECONDS", 3.0)
     worker = start(config_for(managed=True, serving={"grace_seconds": 300}))
     worker.assign(assigned(small_bundle, "m"))

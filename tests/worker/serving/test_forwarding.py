@@ -17,12 +17,13 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from ballast_contract.names import FORWARDED_HEADER
+from ballast_contract.names import FORWARDED_HEADER, OIP_SERVICE
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving.catalog import Elsewhere, Endpoint
 from ballast_worker.serving.forward_grpc import GrpcForwarder
+from ballast_worker.serving.forwarded import Result
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
 PROTOCOLS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
@@ -268,10 +269,10 @@ def test_a_fault_while_a_request_is_passed_on_is_an_answer(way):
 
 
 class Slow(grpc.GenericRpcHandler):
-    """Has no model, and takes its time on a test's clock to say so."""
+    """Has no model, or refuses otherwise, and takes its time on a test's clock to say so."""
 
-    def __init__(self, clock: list[float], seconds: float) -> None:
-        self.clock, self.seconds = clock, seconds
+    def __init__(self, clock: list[float], seconds: float, code: grpc.StatusCode = grpc.StatusCode.NOT_FOUND) -> None:
+        self.clock, self.seconds, self.code = clock, seconds, code
         self.granted: list[float] = []
 
     def service(self, details):
@@ -280,7 +281,7 @@ class Slow(grpc.GenericRpcHandler):
     async def answer(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
         self.granted.append(context.time_remaining())
         self.clock[0] += self.seconds
-        await context.abort(grpc.StatusCode.NOT_FOUND)
+        await context.abort(self.code)
 
 
 async def forward_through(slow: list[Slow], clock: list[float], timeout_seconds: float) -> bytes | None:
@@ -307,3 +308,27 @@ def test_all_workers_that_are_asked_share_one_deadline():
     with pytest.raises(TimeoutError):
         asyncio.run(forward_through(slow, clock, 100.0))
     assert slow[1].granted == []
+
+
+def test_the_time_that_is_over_is_told_from_a_deadline_that_the_other_worker_speaks_of():
+    clock = [0.0]
+    with pytest.raises(grpc.aio.AioRpcError):
+        asyncio.run(forward_through([Slow(clock, 99.0, grpc.StatusCode.DEADLINE_EXCEEDED)], clock, 100.0))
+    with pytest.raises(TimeoutError):
+        asyncio.run(forward_through([Slow(clock, 101.0, grpc.StatusCode.DEADLINE_EXCEEDED)], clock, 100.0))
+
+
+def test_a_worker_that_does_not_answer_a_call_over_grpc_in_time_is_late(make_server, affine):
+    slow = make_server({"cold": affine}, automatic=False)
+    hasty = make_server({}, config={"request_timeout_seconds": 1})
+    hasty.catalog.table["cold"] = Elsewhere((endpoint(slow),))
+    request = pb.ModelInferRequest(model_name="cold")
+    request.inputs.add(name="x", datatype="FP32", shape=[2, 8])
+    request.raw_input_contents.append(X.tobytes())
+    with grpc.insecure_channel(hasty.grpc) as channel:
+        call = channel.unary_unary(f"/{OIP_SERVICE}/ModelInfer")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(request.SerializeToString())
+    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert refused.value.details() == "the worker that has model 'cold' did not answer within 1 s"
+    assert hasty.front.forwarded.requests["grpc", Result.LATE] == 1

@@ -20,7 +20,7 @@ from ballast_contract.config import Serving
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.residency.demand import Refusal
-from ballast_worker.serving import grpc_server, http_connection
+from ballast_worker.serving import grpc_server, http_times
 from ballast_worker.serving.frontend import Frontend, run_in_thread
 
 X = np.arange(8, dtype=np.float32).reshape(1, 8)
@@ -228,7 +228,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_connections_have_an_age_and_no_call_is_lost_when_it_is_reached(make_server, affine, monkeypatch, protocol):
-    for module in (http_connection, grpc_server):
+    for module in (http_times, grpc_server):
         monkeypatch.setattr(module, "CONNECTION_SECONDS", 0.2)
     server = make_server({"affine": affine})
     relay = Relay(server.front.ports.http if protocol == "http" else server.front.ports.grpc)

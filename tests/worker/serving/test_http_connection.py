@@ -118,8 +118,14 @@ def test_http_1_0_gets_one_answer(wire):
         (b"GET /v2 HTTP/1.1\r\n" + b"a: b\r\n" * 40000, 431, "request line and headers exceed 65536 bytes"),
         (b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\n\r\n", 431, "request line and headers exceed 65536 bytes"),
         (b"GET /v2 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 501, "no other protocol is spoken here"),
+        (b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501, "only chunked is read"),
+        (
+            b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            501,
+            "only chunked is read",
+        ),
     ],
-    ids=["nonsense", "length", "large", "large chunks", "headers", "target", "upgrade"],
+    ids=["nonsense", "length", "large", "large chunks", "headers", "target", "upgrade", "coding", "codings"],
 )
 def test_what_cannot_be_read_is_answered_and_the_connection_closed(wire, request_bytes, status, words):
     wire.send(request_bytes)

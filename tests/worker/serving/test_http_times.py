@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import types
+
 import pytest
 from helpers.wire import Wire
 
@@ -55,15 +58,31 @@ class Transport:
         del name
 
 
+class Nobody:
+    """Takes a body."""
+
+    def write(self, piece: bytes) -> None:
+        del piece
+
+    def end(self) -> None:
+        pass
+
+
 class Client:
     """A connection whose requests are answered when a test says so."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.exchanges = []
+        self.timers = []
         self.transport = Transport()
-        self.connection = HttpConnection(self, lambda _: None, limits=LIMITS, clock=lambda: self.now)
+        self.connection = HttpConnection(
+            self, opened=self.noted, closed=self.noted, limits=LIMITS, clock=lambda: self.now
+        )
         self.connection.connection_made(self.transport)
+
+    def noted(self, connection: HttpConnection) -> None:
+        del connection
 
     def wants_whole(self, request) -> bool:
         return request.target != b"/v2"
@@ -81,8 +100,11 @@ class Client:
 
 
 @pytest.fixture
-async def client():
-    return Client()
+async def client(monkeypatch):
+    client = Client()
+    loop = types.SimpleNamespace(call_later=lambda _, work: client.timers.append(work))
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    return client
 
 
 async def test_a_connection_that_never_sends_a_request_is_closed(client):
@@ -162,6 +184,82 @@ async def test_a_refused_body_that_does_not_end_is_said_nothing_more(client):
     client.send(GET)
     assert client.transport.written == said
     assert len(client.exchanges) == 1
+
+
+@pytest.mark.parametrize("request_line", [POST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"),
+                                          POST.replace(b"/1.1", b"/1.0")], ids=["close", "1.0"])  # fmt: skip
+async def test_a_refused_body_of_a_last_request_is_read_to_its_end_before_the_connection_closes(client, request_line):
+    client.send(request_line + b"x" * WINDOW)
+    client.exchanges[0].respond(404, [b"{}"])
+    assert b" 404 " in client.transport.written
+    client.send(b"x" * WINDOW)
+    assert not client.after(REQUEST).closed
+    assert not client.timers
+    client.send(b"x" * WINDOW)
+    assert client.transport.closed
+    assert not client.transport.aborted
+
+
+async def test_a_body_that_the_client_holds_back_has_its_time_from_when_it_is_wanted(client):
+    client.send(POST[:-2] + b"Expect: 100-continue\r\n\r\n")
+    assert not client.after(10 * REQUEST).written
+    client.exchanges[0].stream.take(Nobody())
+    assert client.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert b" 408 " not in client.after(REQUEST).written
+    assert b" 408 " in client.after(1).written
+
+
+async def test_an_old_client_is_not_told_to_go_on(client):
+    client.send(POST.replace(b"/1.1\r\n", b"/1.0\r\nExpect: 100-continue\r\n") + b"x")
+    client.exchanges[0].stream.take(Nobody())
+    assert client.transport.written == b""
+
+
+async def test_answers_before_a_refusal_have_their_time(client):
+    client.send(GET + b"nonsense\r\n\r\n")
+    assert not client.timers
+    client.exchanges[0].respond(200, [b"{}"])
+    assert client.transport.written.startswith(b"HTTP/1.1 200 ")
+    assert b"HTTP/1.1 400 " in client.transport.written
+    assert not client.transport.closed
+    client.timers.pop()()
+    assert client.transport.closed
+
+
+async def test_a_connection_that_finishes_closes_when_the_answer_that_comes_back_has_ended(client):
+    client.send(GET)
+    body = Stream(2, regulate=lambda: None)
+    client.exchanges[0].relay(200, body, content_type="text/plain")
+    client.connection.finish()
+    body.feed(b"xx")
+    assert not client.transport.closed
+    body.end()
+    assert client.transport.closed
+
+
+async def test_a_connection_that_finishes_closes_after_a_request_that_is_being_read_was_answered(client):
+    client.send(GET)
+    body = Stream(1, regulate=lambda: None)
+    client.exchanges[0].relay(200, body, content_type="text/plain")
+    client.send(GET[:5])
+    client.connection.finish()
+    body.feed(b"x")
+    body.end()
+    assert not client.transport.closed
+    client.send(GET[5:])
+    client.exchanges[1].respond(200, [b"{}"])
+    assert client.transport.written.endswith(b"Connection: close\r\n\r\n{}")
+    assert client.transport.closed
+
+
+@pytest.mark.parametrize("end", ["finish", "retire"])
+async def test_an_answer_before_its_body_has_come_says_when_it_is_the_last(client, end):
+    client.send(POST + b"x" * WINDOW)
+    getattr(client.connection, end)()
+    client.exchanges[0].respond(404, [b"{}"])
+    assert b"Connection: close" in client.transport.written
+    client.send(b"x" * WINDOW * 2)
+    assert client.transport.closed
 
 
 async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(client):

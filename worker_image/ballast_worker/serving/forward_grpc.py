@@ -42,8 +42,8 @@ class GrpcForwarder:
             timeout_seconds: for all of them together.
 
         Raises:
-            grpc.aio.AioRpcError: what the other worker refused with, or that it did not answer in time.
-            TimeoutError: the time is over, and there is another worker to ask.
+            grpc.aio.AioRpcError: what the other worker refused with.
+            TimeoutError: the time is over.
         """
         deadline = self._clock() + timeout_seconds
         for endpoint in endpoints:
@@ -54,6 +54,8 @@ class GrpcForwarder:
             try:
                 answer: bytes = await call(message, timeout=left, metadata=((FORWARDED_HEADER, "1"),))
             except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self._clock() >= deadline:
+                    raise TimeoutError from error
                 if not _elsewhere(error):
                     raise
             else:

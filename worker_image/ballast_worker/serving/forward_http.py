@@ -18,7 +18,8 @@ from ballast_contract.names import FORWARDED_HEADER
 from ballast_worker.serving.catalog import Endpoint
 from ballast_worker.serving.http_message import HttpRequest
 from ballast_worker.serving.http_stream import Stream
-from ballast_worker.serving.http_upstream import Answer, Upstream, connect
+from ballast_worker.serving.http_upstream import Upstream, connect
+from ballast_worker.serving.http_upstream_answer import UpstreamAnswer
 
 _IDLE_PER_ENDPOINT: Final = 8
 _ENDPOINTS: Final = 256
@@ -30,7 +31,9 @@ _REQUEST_HEADERS: Final = (
 
 
 class LostError(Exception):
-    """A part of the body has gone to a worker that did not answer: the call cannot be passed on a second time."""
+    """A part of the body has gone to a worker that did not answer, or a part of its answer came: the call cannot be passed on a
+    second time.
+    """
 
 
 class HttpForwarder:
@@ -42,7 +45,7 @@ class HttpForwarder:
 
     async def forward(
         self, endpoints: Sequence[Endpoint], request: HttpRequest, stream: Stream | None = None
-    ) -> Answer | None:
+    ) -> UpstreamAnswer | None:
         """The answer of the first endpoint that has the model; None when none of them does or can be reached.
 
         Args:
@@ -52,18 +55,18 @@ class HttpForwarder:
 
         Raises:
             LostError: see there.
-            TimeoutError: the time for a request is over, and its answer has not begun. A stream has as much time to be sent,
-                and the answer as much again from then on.
+            TimeoutError: the time for a request is over, and its answer has not begun. A stream has as much time from when it is
+                wanted, and the answer as much again from when all of it was sent.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._timeout_seconds) as limit:
 
-            def sent() -> None:
+            def turned() -> None:
                 if not limit.expired():
                     limit.reschedule(loop.time() + self._timeout_seconds)
 
             for endpoint in endpoints:
-                answer = await self._ask(endpoint, request, stream, sent)
+                answer = await self._ask(endpoint, request, stream, turned)
                 if answer is None:
                     continue
                 if answer.status != 404:
@@ -81,8 +84,8 @@ class HttpForwarder:
         self._idle.clear()
 
     async def _ask(
-        self, endpoint: Endpoint, request: HttpRequest, stream: Stream | None, sent: Callable[[], None]
-    ) -> Answer | None:
+        self, endpoint: Endpoint, request: HttpRequest, stream: Stream | None, turned: Callable[[], None]
+    ) -> UpstreamAnswer | None:
         head = _head(request, endpoint, stream)
         while True:
             upstream = self._take(endpoint)
@@ -92,7 +95,7 @@ class HttpForwarder:
                 if upstream is None:
                     return None
             try:
-                return await upstream.ask(head, request.body if stream is None else stream, sent)
+                return await upstream.ask(head, request.body if stream is None else stream, turned)
             except ConnectionError as error:
                 if stream is not None and stream.taken:
                     raise LostError from error

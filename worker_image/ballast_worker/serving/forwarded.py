@@ -16,11 +16,11 @@ class Result(StrEnum):
     ANSWERED = "answered"
     """The answer was passed back, whatever it says."""
     LOST = "lost"
-    """The other worker ended, or the model left it, when it had a part of the request or of the answer was here."""
+    """The other worker ended, or the model left it, when it had got a part of the request or sent a part of the answer."""
     LATE = "late"
-    """The other worker did not answer in time."""
+    """The other worker did not answer in time, or went silent in the middle of its answer."""
     LEFT = "left"
-    """The client left while the answer came."""
+    """The client left before it had all of the answer, or did not send its body in time."""
 
 
 class Forwarded:

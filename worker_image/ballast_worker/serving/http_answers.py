@@ -37,7 +37,7 @@ class Answers:
             transport: of the connection.
             handle: gets an exchange that begins.
             last: whether the connection ends with the answer of this exchange; asked before its head is written.
-            written: told of an answer that was written completely, if it was the last, or the body of its request was a stream.
+            written: told of an answer that was written completely.
         """
         self._transport = transport
         self._handle = handle
@@ -60,10 +60,6 @@ class Answers:
         """Put something at the end: an exchange, or bytes that are written when everything before them was."""
         self._queue.append(entry)
 
-    def replace(self, exchange: Exchange, line: bytes) -> None:
-        """Write a line in place of the answer of an exchange of which nothing was written."""
-        self._queue[self._queue.index(exchange)] = line
-
     def hold(self, *, held: bool) -> None:
         """The client takes nothing at the moment, or does so again."""
         self._held = held
@@ -80,6 +76,11 @@ class Answers:
                 pass
         finally:
             self._flushing = False
+
+    def break_off(self) -> None:
+        """The body that is being relayed takes too long."""
+        if self._relayed is not None:
+            self._relayed.break_off(TimeoutError())
 
     def abandon(self) -> None:
         """Nobody waits for answers any more."""
@@ -105,8 +106,7 @@ class Answers:
             self._queue.popleft()
         else:
             self._queue.clear()
-        if first.stream is not None or not first.keep_alive:
-            self._written(first)
+        self._written(first)
         return True
 
     def _write(self, exchange: Exchange, answer: Answer) -> None:

@@ -10,21 +10,18 @@ answers, nothing more is read.
 from __future__ import annotations
 
 import asyncio
-import random
-import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
-import orjson
-
-from ballast_worker.serving.connections import CONNECTION_SECONDS, JITTER
 from ballast_worker.serving.http_answers import Answers
 from ballast_worker.serving.http_exchange import Exchange, Handler, Progress
-from ballast_worker.serving.http_limits import Leaving, Limits
-from ballast_worker.serving.http_message import HttpRequest, head
+from ballast_worker.serving.http_limits import Limits
+from ballast_worker.serving.http_message import HttpRequest
 from ballast_worker.serving.http_reader import RefusedError, RequestReader
 from ballast_worker.serving.http_stream import WINDOW, Stream
+from ballast_worker.serving.http_times import Leaving, Use
+from ballast_worker.serving.http_transport import BoundedProtocol
 
 _PIPELINED: Final = 32
 """Requests of one connection that wait for answers; more are not read."""
@@ -35,44 +32,41 @@ _LINGER_SECONDS: Final = 2.0
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(BoundedProtocol):
     """One client."""
 
     def __init__(
         self,
         handler: Handler,
-        closed: Callable[[HttpConnection], None],
         *,
+        opened: Callable[[HttpConnection], None],
+        closed: Callable[[HttpConnection], None],
         limits: Limits,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__()
         self._handler = handler
-        self._closed = closed
+        self._opened, self._closed = opened, closed
         self._limits = limits
         self._clock = clock
         self._reader = RequestReader(self, max_body_bytes=limits.body_bytes)
-        self._transport: asyncio.Transport
         self._answers: Answers
         self._reading: Exchange | None = None
+        self._refusal: Exchange | None = None
         self._leaving = Leaving()
         self._reading_since: float | None = None
         self._discarding = False
-        self._paused = False
         self._client_reads = True
         self._closing = False
-        self._used_at = clock()
-        self._retires_at = clock() + CONNECTION_SECONDS * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
+        self._use = Use(clock())
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
-        self._transport.set_write_buffer_limits(WINDOW)
+        super().connection_made(transport)
         self._answers = Answers(self._transport, handle=self._handler.handle, last=self._last, written=self._written)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
@@ -80,14 +74,6 @@ class HttpConnection(asyncio.Protocol):
         self._closed(self)
         self._answers.abandon()
         self._discarding = True
-
-    def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._hold(held=True)
-
-    def resume_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._hold(held=False)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -100,14 +86,10 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(error.status, str(error))
         else:
             if self._reader.under_way and not self._discarding:
-                self._read_on()
-
-    def _read_on(self) -> None:
-        """The read has ended within a request."""
-        if self._reading_since is None:
-            self._reading_since = self._used_at = self._clock()
-        if self._stream is not None:
-            self._pass_on(self._stream)
+                if self._reading_since is None:
+                    self._reading_since = self._use.last = self._clock()
+                if self._stream is not None:
+                    self._pass_on(self._stream)
 
     # Receiver
 
@@ -116,9 +98,9 @@ class HttpConnection(asyncio.Protocol):
         if self._discarding:
             return
         self._reading = exchange = Exchange(request, self, keep_alive=keep_alive, chunks=current)
-        expects = b"expect" in request.headers and request.headers[b"expect"].lower() == b"100-continue"
+        expects = current and b"expect" in request.headers and request.headers[b"expect"].lower() == b"100-continue"
         if (length is None or length > WINDOW) and not self._handler.wants_whole(request):
-            demand = partial(self._transport.write, _CONTINUE) if expects else None
+            demand = partial(self._go_on, exchange) if expects else None
             exchange.stream = Stream(length, regulate=self._regulate, demand=demand)
             self._answers.add(exchange)
             self.flush()
@@ -137,15 +119,20 @@ class HttpConnection(asyncio.Protocol):
         if exchange.stream is not None:
             self._pass_on(exchange.stream)
             exchange.stream.end()
+            self._rest()
         else:
             exchange.request.body = self._reader.body()
             exchange.begun = True
             self._answers.add(exchange)
             self._handler.handle(exchange)
-        if self._closing and not self._answers:
-            self._transport.close()
         if len(self._answers) >= _PIPELINED:
             self._regulate()
+
+    def _go_on(self, exchange: Exchange) -> None:
+        """The body that the client holds back is wanted: its time begins."""
+        if exchange is self._reading:
+            self._transport.write(_CONTINUE)
+            self._reading_since = self._clock()
 
     def _pass_on(self, stream: Stream) -> None:
         """Hand over what one read has brought of a body that is not wanted whole."""
@@ -169,78 +156,86 @@ class HttpConnection(asyncio.Protocol):
         """Tell the client with the next answer to open another connection. Until then it stays open: closing one that is
         idle would lose a request that is on its way.
         """
-        self._retires_at = 0.0
+        self._use.ends = 0.0
 
     def deserted(self, now: float) -> bool:
         """Nothing is under way, and nothing has been for so long that its client would have been told to leave it."""
-        under_way = bool(self._answers) or self._reading_since is not None
-        return not under_way and now - self._used_at > CONNECTION_SECONDS
+        return not self._answers and self._reading_since is None and self._use.forsaken(now)
 
     def finish(self) -> None:
         """Close after the answers that are under way; at once when there are none."""
         self._closing = True
-        if not self._answers and self._reading_since is None:
-            self._transport.close()
+        self._rest()
 
     def abort(self) -> None:
         """Close now."""
-        self._transport.abort()
+        self._reset()
 
     def sweep(self, now: float) -> None:
         """End what has taken too long: an answer of which nothing leaves, a request that does not come, idleness."""
         waiting = self._transport.get_write_buffer_size()
         if waiting or self._answers:
-            self._used_at = now
+            self._use.last = now
         if self._leaving.stuck(now, waiting, self._answers.relayed) > self._limits.request_seconds:
+            if not waiting:
+                self._answers.break_off()
             self.abort()
         elif self._reading_since is not None:
             limit = self._limits.head_seconds if self._reading is None else self._limits.request_seconds
-            if now - self._reading_since > limit and not self._paused:
+            awaited = not self._paused and (self._stream is None or self._stream.demanded)
+            if awaited and now - self._reading_since > limit:
                 self._refuse(408, "the request did not arrive in time")
-        elif not self._answers and now - self._used_at > self._limits.idle_seconds:
+        elif not self._answers and now - self._use.last > self._limits.idle_seconds:
             self._transport.close()
 
     def _last(self, exchange: Exchange) -> bool:
         """Whether the connection ends with an answer: it is its time, or the body that the client holds back is not wanted."""
-        self._used_at = now = self._clock()
+        self._use.last = now = self._clock()
+        going = self._closing or now >= self._use.ends
         if exchange.stream is not None and exchange is self._reading:
-            return not exchange.stream.demanded
-        going = self._closing or now >= self._retires_at
-        return going and len(self._answers) == 1 and self._reading_since is None
+            return going or not exchange.stream.demanded
+        last = going and len(self._answers) == 1 and self._reading_since is None
+        self._discarding = self._discarding or last
+        return last
 
     def _written(self, exchange: Exchange) -> None:
-        if exchange.stream is not None and exchange is self._reading:
+        if exchange is self._refusal:
+            self._linger()
+        elif exchange.stream is not None and exchange is self._reading:
             exchange.stream.discard()
-            if not exchange.keep_alive:
+            if not exchange.stream.demanded:
                 self._linger()
-        elif not exchange.keep_alive:
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Close when all was read and answered, and no more requests are taken."""
+        if (self._closing or self._discarding) and not self._answers and self._reading_since is None:
             self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer a request that cannot be read to its end, then close."""
+        """Answer a request that cannot be read to its end, after those before it, then close."""
         if self._transport.is_closing():
             return
-        body = orjson.dumps({"error": message})
-        refusal = head(status, len(body), "application/json", (), keep_alive=False) + body
-        exchange = self._reading
-        if exchange is None or exchange.stream is None:
-            self._answers.add(refusal)
+        exchange = self._reading or Exchange(HttpRequest(b"", b"", {}, b""), self, keep_alive=False, chunks=False)
+        self._discarding, self._reading, self._reading_since = True, None, None
+        exchange.abandon()
+        if exchange.stream is None:
+            self._answers.add(exchange)
         else:
-            exchange.abandon()
-            if exchange.progress is Progress.HEAD:
-                self.abort()
-                return
-            if exchange.progress is Progress.NOTHING:
-                self._answers.replace(exchange, refusal)
-        self._linger()
-        self.flush()
+            exchange.stream.discard()
+        if exchange.progress is Progress.HEAD:
+            self.abort()
+        elif exchange.progress is Progress.ALL:
+            self._linger()
+        else:
+            self._refusal, exchange.begun, exchange.keep_alive = exchange, True, False
+            exchange.respond_json(status, {"error": message})
 
     def _linger(self) -> None:
         """Read and forget for a while, then close."""
-        self._discarding = True
-        self._reading_since = None
-        if self._stream is not None:
-            self._stream.discard()
+        self._discarding, self._reading, self._reading_since = True, None, None
+        self._regulate()
         asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.close)
 
     def _hold(self, *, held: bool) -> None:
@@ -252,12 +247,5 @@ class HttpConnection(asyncio.Protocol):
         """Read only as long as answers leave, and bodies go on."""
         stream = self._stream
         stop = (stream is not None and stream.full) or len(self._answers) >= _PIPELINED or not self._client_reads
-        if stop == self._paused or self._transport.is_closing():
-            return
-        self._paused = stop
-        if stop:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
-            if self._reading_since is not None:
-                self._reading_since = self._clock()  # it was not the client who took its time
+        if self._pause(stop=stop) and not stop and self._reading_since is not None:
+            self._reading_since = self._clock()  # it was not the client who took its time

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -95,6 +96,13 @@ class Exchange:
         """Answer with a body that is still coming; arguments as in `respond`."""
         self.answer = Answer(status, body, content_type, headers)
         self.line.flush()
+
+    async def gather(self, most: float = math.inf) -> None:
+        """Have the body in the request, unless it has more than `most` bytes."""
+        if self.stream is not None:
+            body = await self.stream.whole(most)
+            if body is not None:
+                self.request.body, self.stream = body, None
 
     def abandon(self) -> None:
         """Nobody waits for an answer any more."""

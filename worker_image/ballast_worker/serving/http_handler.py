@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Final
 
 from ballast_contract.names import FORWARDED_HEADER
@@ -15,20 +15,21 @@ from ballast_contract.reasons import Reason
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving import http_codec, http_replies, metadata, routes
 from ballast_worker.serving.call import Outcome
-from ballast_worker.serving.catalog import Elsewhere, Here
+from ballast_worker.serving.catalog import Here
 from ballast_worker.serving.content_coding import ContentCodingError, inflate, is_plain
-from ballast_worker.serving.forward_http import HttpForwarder, LostError
-from ballast_worker.serving.forwarded import Forwarded, Result
+from ballast_worker.serving.forwarded import Forwarded
 from ballast_worker.serving.http_exchange import Exchange
 from ballast_worker.serving.http_message import HttpRequest
+from ballast_worker.serving.http_passing import HttpPassing
 from ballast_worker.serving.http_replies import fail, refuse
-from ballast_worker.serving.http_stream import WINDOW, Stream
-from ballast_worker.serving.http_upstream import Answer
 from ballast_worker.serving.routes import Operation, Route
-from ballast_worker.serving.service import Service, forward_lost, forward_timeout
+from ballast_worker.serving.service import Service
 from ballast_worker.serving.tensors import RequestError
 
 _log = logging.getLogger(__name__)
+
+Work = Callable[[], Coroutine[None, None, None]]
+"""Begun by its task: one that is cancelled before it runs leaves no coroutine behind that was never awaited."""
 
 _FORWARDED: Final = FORWARDED_HEADER.encode()
 
@@ -38,15 +39,13 @@ class HttpHandler:
 
     def __init__(self, service: Service, forwarded: Forwarded, *, max_body_bytes: int, timeout_seconds: float) -> None:
         self._service = service
-        self._forwarded = forwarded
         self._max_body_bytes = max_body_bytes
-        self._timeout_seconds = timeout_seconds
-        self._forwarder = HttpForwarder(timeout_seconds=timeout_seconds)
+        self._passing = HttpPassing(service, forwarded, timeout_seconds=timeout_seconds)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         """See `Handler.close`: connections to other workers."""
-        self._forwarder.close()
+        self._passing.close()
 
     def wants_whole(self, request: HttpRequest) -> bool:
         """See `Handler.wants_whole`: what is executed here. Everything else is passed on, or answered from its head."""
@@ -97,7 +96,7 @@ class HttpHandler:
         elif isinstance(found, Refusal) and (forwarded or route.operation is not Operation.INFER):
             refuse(exchange, found)
         else:
-            self._spawn(exchange, self._seek(exchange, route))
+            self._spawn(exchange, partial(self._seek, exchange, route))
 
     def _here(self, exchange: Exchange, route: Route, found: Here) -> None:
         if route.operation is Operation.MODEL_METADATA:
@@ -108,22 +107,22 @@ class HttpHandler:
         elif route.operation is Operation.MODEL_READY:
             exchange.respond_json(200, {"name": route.model, "ready": True})
         elif exchange.stream is not None:
-            self._spawn(exchange, self._gather(exchange, exchange.stream))
+            self._spawn(exchange, partial(self._gather, exchange))
         else:
             coding = exchange.request.headers.get(b"content-encoding", b"")
             if is_plain(coding):
                 self._infer(exchange, route, found, exchange.request.body)
             else:
-                self._spawn(exchange, self._inflate(exchange, route, found, coding))
+                self._spawn(exchange, partial(self._inflate, exchange, route, found, coding))
 
-    def _spawn(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, exchange: Exchange, work: Work) -> None:
         exchange.task = task = asyncio.get_running_loop().create_task(_see_through(exchange, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _gather(self, exchange: Exchange, stream: Stream) -> None:
+    async def _gather(self, exchange: Exchange) -> None:
         """Read a body to its end for a model that has come here in the meantime."""
-        await _gathered(exchange, stream)
+        await exchange.gather()
         self._route(exchange)
 
     def _infer(self, exchange: Exchange, route: Route, here: Here, body: bytes) -> None:
@@ -151,55 +150,12 @@ class HttpHandler:
         if refusal.reason is not Reason.NOT_REQUESTED or forwarded:
             refuse(exchange, refusal)
             return
-        self._spawn(exchange, self._seek(exchange, route, left=True))
+        self._spawn(exchange, partial(self._seek, exchange, route, left=True))
 
     async def _seek(self, exchange: Exchange, route: Route, *, left: bool = False) -> None:
-        if exchange.stream is not None:
-            await _gathered(exchange, exchange.stream, WINDOW)
-        stream = exchange.stream
-
-        def ask(found: Elsewhere) -> Awaitable[Answer | None]:
-            return self._forwarder.forward(found.endpoints, exchange.request, stream)
-
-        outcome: Answer | Here | Refusal
-        try:
-            outcome = await self._service.seek(
-                route.model, route.version, ask, wait=route.operation is Operation.INFER, left=left
-            )
-        except LostError:
-            self._count(exchange, Result.LOST)
-            outcome = forward_lost(route.model)
-        except TimeoutError:
-            if stream is not None and not stream.ended:
-                fail(exchange, 408, "the request did not arrive in time")
-                return
-            self._count(exchange, Result.LATE)
-            outcome = forward_timeout(route.model, self._timeout_seconds)
-        match outcome:
-            case Here():
-                self._here(exchange, route, outcome)
-            case Refusal():
-                refuse(exchange, outcome)
-            case Answer():
-                await self._relay(exchange, route, outcome)
-
-    async def _relay(self, exchange: Exchange, route: Route, answer: Answer) -> None:
-        result = Result.LEFT
-        try:
-            exchange.relay(answer.status, answer.body, content_type=answer.content_type, headers=answer.passed_headers)
-            await answer.body.settled()
-            result = Result.ANSWERED
-        except ConnectionResetError:
-            result = Result.LOST
-            if exchange.take_back():
-                refuse(exchange, forward_lost(route.model))
-        finally:
-            answer.close()
-            self._count(exchange, result, answer.body.nbytes)
-
-    def _count(self, exchange: Exchange, result: Result, answer: int = 0) -> None:
-        request = len(exchange.request.body) if exchange.stream is None else exchange.stream.nbytes
-        self._forwarded.count("http", result, request=request, answer=answer)
+        here = await self._passing.answer(exchange, route, left=left)
+        if here is not None:
+            self._here(exchange, route, here)
 
     async def _inflate(self, exchange: Exchange, route: Route, here: Here, coding: bytes) -> None:
         """Undo the content coding of a body on a thread, so that the loop goes on."""
@@ -211,16 +167,9 @@ class HttpHandler:
             self._infer(exchange, route, here, body)
 
 
-async def _gathered(exchange: Exchange, stream: Stream, most: float = math.inf) -> None:
-    """Have the body in the request, unless it has more than `most` bytes."""
-    body = await stream.whole(most)
-    if body is not None:
-        exchange.request.body, exchange.stream = body, None
-
-
-async def _see_through(exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+async def _see_through(exchange: Exchange, work: Work) -> None:
     with _seen_through(exchange):
-        await work
+        await work()
 
 
 @contextlib.contextmanager

@@ -39,24 +39,3 @@ class Limits:
             head_seconds=min(config.header_timeout_seconds, config.request_timeout_seconds),
             request_seconds=config.request_timeout_seconds,
         )
-
-
-class Leaving:
-    """Whether anything of an answer leaves, from looks at how much waits and how much came."""
-
-    def __init__(self) -> None:
-        self._seen: tuple[int, int] | None = None
-        self._since = 0.0
-
-    def stuck(self, now: float, waiting: int, came: int | None) -> float:
-        """Seconds for which nothing has left.
-
-        Args:
-            now: monotonic seconds.
-            waiting: bytes that the client has not taken.
-            came: bytes of an answer that is still coming; None: there is none.
-        """
-        seen = (waiting, -1 if came is None else came)
-        if seen != self._seen or seen == (0, -1):
-            self._seen, self._since = seen, now
-        return now - self._since

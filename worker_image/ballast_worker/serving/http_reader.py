@@ -102,7 +102,10 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header."""
-        self._headers[name.lower()] = value
+        name = name.lower()
+        if name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise RefusedError(501, f"Transfer-Encoding is {value.decode('latin-1')!r}: only chunked is read")
+        self._headers[name] = value
         self._head_bytes += len(name) + len(value)
 
     def on_headers_complete(self) -> None:

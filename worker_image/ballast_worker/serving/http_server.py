@@ -24,7 +24,7 @@ class HttpServer:
         self._limits = limits
         self._clock = clock
         self._connections: set[HttpConnection] = set()
-        self._retired = False
+        self._retired = self._stopping = False
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._server: asyncio.Server | None = None
@@ -58,28 +58,34 @@ class HttpServer:
         """Take no new connections, let answers under way leave within the grace, then close."""
         if self._server is None:
             return
+        self._stopping = True
         self._server.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
         for connection in list(self._connections):
             connection.finish()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 await self._all_closed.wait()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         for connection in list(self._connections):
             connection.abort()
         self._handler.close()
         await self._server.wait_closed()
 
     def _connect(self) -> HttpConnection:
-        connection = HttpConnection(self._handler, self._disconnect, limits=self._limits, clock=self._clock)
-        if self._retired:
-            connection.retire()
+        return HttpConnection(
+            self._handler, opened=self._opened, closed=self._closed, limits=self._limits, clock=self._clock
+        )
+
+    def _opened(self, connection: HttpConnection) -> None:
         self._connections.add(connection)
         self._all_closed.clear()
-        return connection
+        if self._retired:
+            connection.retire()
+        if self._stopping:
+            connection.finish()
 
-    def _disconnect(self, connection: HttpConnection) -> None:
+    def _closed(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._all_closed.set()

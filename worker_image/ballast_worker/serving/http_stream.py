@@ -84,7 +84,7 @@ class Stream:
         self.length = length
         self.nbytes = 0
         self.ended = False
-        self._broken = False
+        self._broken: Exception | None = None
         self._regulate = regulate
         self._demand = demand
         self._kept = bytearray()
@@ -108,6 +108,11 @@ class Stream:
         """It has gone to somebody, and cannot be had again."""
         return self._taker is not None
 
+    @property
+    def awaited(self) -> bool:
+        """Whoever has taken it waits for more of it."""
+        return self.taken and not (self.ended or self._held or isinstance(self._taker, _Nobody))
+
     def feed(self, piece: bytes) -> None:
         """A piece has come; not an empty one."""
         self.nbytes += len(piece)
@@ -124,9 +129,9 @@ class Stream:
             self._taker.end()
         self._tell()
 
-    def break_off(self) -> None:
-        """No more will come."""
-        self._broken = not self.ended
+    def break_off(self, error: Exception) -> None:
+        """No more will come; whoever waits for it gets the error."""
+        self._broken = error
         self._tell()
 
     def take(self, taker: Taker) -> None:
@@ -156,7 +161,7 @@ class Stream:
         """The body when all of it has come; None as soon as it is known to have more than `most` bytes, all of it kept.
 
         Raises:
-            ConnectionResetError: it was broken off.
+            Exception: with which it was broken off.
         """
         if self.length is not None and self.length > most:
             return None
@@ -171,14 +176,14 @@ class Stream:
         """Wait until all of it has come.
 
         Raises:
-            ConnectionResetError: it was broken off.
+            Exception: with which it was broken off.
         """
         while not self.ended:
             await self._next()
 
     async def _next(self) -> None:
-        if self._broken:
-            raise ConnectionResetError
+        if self._broken is not None:
+            raise self._broken
         self._news = asyncio.get_running_loop().create_future()
         await self._news
 

@@ -4,67 +4,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import httptools
 
 from ballast_worker.serving.catalog import Endpoint
 from ballast_worker.serving.http_limits import MAX_HEAD_BYTES
-from ballast_worker.serving.http_stream import WINDOW, Stream, Writer
+from ballast_worker.serving.http_stream import Stream, Writer
+from ballast_worker.serving.http_transport import BoundedProtocol
+from ballast_worker.serving.http_upstream_answer import UpstreamAnswer
 
 _CONNECT_SECONDS: Final = 2.0
-_ANSWER_HEADERS: Final = (b"inference-header-content-length", b"retry-after", b"allow", b"content-encoding")
+_BODILESS: Final = (204, 304)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the other worker says.
-
-    Attributes:
-        status: of HTTP.
-        headers: names in lower case.
-        body: on its way.
-        upstream: where it comes from.
-    """
-
-    status: int
-    headers: dict[bytes, bytes]
-    body: Stream
-    upstream: Upstream
-
-    @property
-    def content_type(self) -> str:
-        """Of the body."""
-        return self.headers.get(b"content-type", b"application/json").decode("latin-1")
-
-    @property
-    def passed_headers(self) -> list[str]:
-        """Header lines that the client gets too."""
-        return [
-            f"{name.decode().title()}: {self.headers[name].decode('latin-1')}"
-            for name in _ANSWER_HEADERS
-            if name in self.headers
-        ]
-
-    async def dismiss(self) -> None:
-        """Read what is still to come, and forget it."""
-        self.body.discard()
-        try:
-            with contextlib.suppress(ConnectionResetError):
-                await self.body.settled()
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Give up what is still to come, and the connection with it."""
-        if not self.body.ended:
-            self.upstream.close()
-
-
-class Upstream(asyncio.Protocol):
+class Upstream(BoundedProtocol):
     """One connection to another worker. Also the callbacks of httptools' parser. Belongs to the event loop."""
 
     def __init__(self, free: Callable[[Upstream], None]) -> None:
@@ -73,32 +28,31 @@ class Upstream(asyncio.Protocol):
         Args:
             free: told when an answer has come to its end and the connection can be used again.
         """
+        super().__init__()
         self._free = free
         self._parser = httptools.HttpResponseParser(self)
-        self._transport: asyncio.Transport
         self._barren = 0
         self._going_on: asyncio.Future[bool] | None = None
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[UpstreamAnswer] | None = None
         self._outgoing: Stream | None = None
         self._sent = True
         self._writable = True
         self._incoming: Stream | None = None
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
-        self._paused = False
 
     @property
     def usable(self) -> bool:
         """It is open."""
         return not self._transport.is_closing()
 
-    async def ask(self, head: bytes, body: bytes | Stream, sent: Callable[[], None]) -> Answer:
+    async def ask(self, head: bytes, body: bytes | Stream, turned: Callable[[], None]) -> UpstreamAnswer:
         """Send a request and wait for the head of its answer. Once in each answer's time.
 
         Args:
             head: of the request; with `Expect: 100-continue` before a stream, which is taken when the other worker wants it.
             body: of the request.
-            sent: told when a stream was taken to its end.
+            turned: told when a stream is taken, and when it was taken to its end.
 
         Raises:
             ConnectionError: the connection broke first.
@@ -107,19 +61,20 @@ class Upstream(asyncio.Protocol):
             raise ConnectionResetError
         loop = asyncio.get_running_loop()
         going_on: asyncio.Future[bool] = loop.create_future()
-        answer: asyncio.Future[Answer] = loop.create_future()
+        answer: asyncio.Future[UpstreamAnswer] = loop.create_future()
         self._going_on, self._answer = going_on, answer
         self._sent = isinstance(body, bytes)
 
         def ended() -> None:
             self._outgoing, self._sent = None, True
-            sent()
+            turned()
 
         if isinstance(body, bytes):
             self._transport.writelines((head, body) if body else (head,))
         else:
             self._transport.write(head)
             if await going_on and not answer.done():
+                turned()
                 self._outgoing = body
                 body.hold(held=not self._writable)
                 body.take(Writer(self._transport, chunked=body.length is None, ended=ended))
@@ -132,26 +87,16 @@ class Upstream(asyncio.Protocol):
 
     # asyncio.Protocol
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(WINDOW)
-
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
         del exc
         self._lost()
 
-    def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._hold(held=True)
-
-    def resume_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._hold(held=False)
-
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        if self._answer is None:
+            self.close()  # nobody has asked
+            return
         self._barren += len(data)
         try:
             self._parser.feed_data(data)
@@ -166,27 +111,33 @@ class Upstream(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """An answer begins."""
+        if self._answer is None:
+            raise ConnectionResetError  # nobody has asked
         self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header."""
-        self._headers[name.lower()] = value
+        name = name.lower()
+        if name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise ConnectionResetError  # the client would not be told of the coding
+        self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        """The body begins, or the other worker wants that of the request."""
+        """The body begins, or the other worker wants that of the request, or says something that is of no interest."""
         self._barren = 0
         status = self._parser.get_status_code()
-        if self._answer is None or self._going_on is None:
+        headers, self._headers = self._headers, {}  # headers behind the body are none of the answer
+        if self._answer is None or self._going_on is None or status == 101:
             raise ConnectionResetError  # nobody has asked
         if status >= 200:
-            told = self._headers.get(b"content-length")
+            told = b"0" if status in _BODILESS else headers.get(b"content-length")
             self._incoming = Stream(None if told is None else int(told), regulate=self._regulate)
             if not self._answer.done():
-                self._answer.set_result(Answer(status, self._headers, self._incoming, self))
+                self._answer.set_result(UpstreamAnswer(status, headers, self._incoming, self.close))
             if not self._sent:
                 self._give_up_request()
-        if not self._going_on.done():
-            self._going_on.set_result(status < 200)
+        if not self._going_on.done() and (status == 100 or status >= 200):
+            self._going_on.set_result(status == 100)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
@@ -220,14 +171,14 @@ class Upstream(asyncio.Protocol):
             outgoing.discard()
 
     def _lost(self) -> None:
-        self._give_up_request()
+        self._outgoing = None  # not discarded: whoever answers the client sees whom the call waited for
         if self._going_on is not None and not self._going_on.done():
             self._going_on.set_result(False)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionResetError())
             self._answer.exception()  # whoever asked may have gone
         if self._incoming is not None:
-            self._incoming.break_off()
+            self._incoming.break_off(ConnectionResetError())
 
     def _hold(self, *, held: bool) -> None:
         self._writable = not held
@@ -236,14 +187,7 @@ class Upstream(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Read only as long as the answer goes on."""
-        stop = self._incoming is not None and self._incoming.full
-        if stop == self._paused or self._transport.is_closing():
-            return
-        self._paused = stop
-        if stop:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+        self._pause(stop=self._incoming is not None and self._incoming.full)
 
 
 async def connect(endpoint: Endpoint, free: Callable[[Upstream], None]) -> Upstream | None:
