@@ -14,7 +14,7 @@ import pytest
 from ballast_worker.host.directory import PoolDirectory
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.pages import PAGE_BYTES, Run
-from ballast_worker.host.segments import PIECE_BYTES, PageLocker, Segments, map_at_once
+from ballast_worker.host.segments import PIECE_BYTES, PageLocker, Segments, map_at_once, unmap_early
 
 SEGMENT = 20 * PAGE_BYTES
 
@@ -87,6 +87,20 @@ def test_what_is_to_be_written_next_is_mapped_at_once_and_the_rest_is_not(direct
         map_at_once(memory[PAGE_BYTES - 1000 : PAGE_BYTES + 1000])
         map_at_once(memory[:0])
         assert 8192 <= resident(address, len(memory)) <= 4 * 65536
+    segments.close()
+
+
+def test_what_is_unmapped_early_keeps_its_bytes_and_those_of_its_neighbours(directory):
+    segments = Segments(directory, locker=None)
+    with segments.window([Run(1, 0, 1)]) as memory:
+        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
+        memory[:] = b"a" * PAGE_BYTES
+        memory[1000:-1000] = b"b" * (PAGE_BYTES - 2000)
+        unmap_early(memory[1000:-1000])
+        unmap_early(memory[:0])
+        assert resident(address, PAGE_BYTES) == 0
+        memory[500:1000] = b"c" * 500
+        assert memory[:] == b"a" * 500 + b"c" * 500 + b"b" * (PAGE_BYTES - 2000) + b"a" * 1000
     segments.close()
 
 

@@ -76,6 +76,7 @@ class WeightsFile:
         layout: Layout,
         threads: int = 4,
         prepare: Callable[[memoryview], None] | None = None,
+        release: Callable[[memoryview], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Fill `buffer` with the packed weights and verify their digest.
@@ -87,6 +88,7 @@ class WeightsFile:
             layout: The layout of this bundle.
             threads: Threads that read and hash, 1 to `MAX_THREADS`; a tensor is read by one of them.
             prepare: Called from these threads with the part of `buffer` that is read to next.
+            release: Called from these threads with the part of `buffer` that holds a tensor whose digest was taken.
             progress: Called from these threads, never by two at once, with the bytes read since its last call. What it
                 raises ends the read and is passed on.
 
@@ -121,9 +123,10 @@ class WeightsFile:
                         except IndexError:
                             return
                         placed = layout.tensors[index]
-                        contents[index] = self._read_tensor(
-                            fd, self._entries[index], image[placed.offset : placed.end], prepare, report, stop
-                        )
+                        target = image[placed.offset : placed.end]
+                        contents[index] = self._read_tensor(fd, self._entries[index], target, prepare, report, stop)
+                        if release is not None:
+                            release(target)
             except BaseException:
                 stop.set()
                 raise

@@ -18,7 +18,7 @@ from ballast_worker.host.directory import PoolDirectory
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.lockbytes import entry_byte, keep_byte
 from ballast_worker.host.locks import Locks
-from ballast_worker.host.segments import Segments, map_at_once
+from ballast_worker.host.segments import Segments, map_at_once, unmap_early
 from ballast_worker.host.table import Entry, State
 
 _NO_FILE = FileIdentity(0, 0, 0, 0, 0)
@@ -128,7 +128,14 @@ def fill(
     try:
         with segments.window(entry.runs) as memory, bundle.open_weights() as file:
             try:
-                file.read_into(memory, layout=bundle.layout, threads=threads, prepare=map_at_once, progress=report)
+                file.read_into(
+                    memory,
+                    layout=bundle.layout,
+                    threads=threads,
+                    prepare=map_at_once,
+                    release=unmap_early,
+                    progress=report,
+                )
             except OSError as error:
                 raise BundleError("SourceNotFound", f"{bundle.path} cannot be read: {error}") from error
             ready = replace(entry, state=State.READY, identity=file.identity)
