@@ -82,11 +82,14 @@ class Machine:
     def speechless(self, number: int) -> Iterator[None]:
         """Stop a node's kubelet for the block: its pods run, and nobody hears of it."""
         kubelet = self._kubelet(number)
+        entered_by = int(Path(f"/proc/{kubelet}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
         os.kill(kubelet, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(kubelet, signal.SIGCONT)
+            # nsenter stops itself when the program that it runs is stopped, and could not bury it any more.
+            for pid in (kubelet, entered_by):
+                os.kill(pid, signal.SIGCONT)
 
     def mend(self) -> None:
         """Undo what a test has done and not undone: every node is plugged in, and the API server is there."""
