@@ -218,6 +218,8 @@ class Process:
             await asyncio.wait((watching, ending), return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             self._health.stage = "ending"
+        # Nothing writes any more. kopf takes seconds to end, for which nobody should have to wait for a leader.
+        await asyncio.to_thread(self._keeper.stop)
         await watching
         if self._fault:
             raise RuntimeError(f"{self._fault} ended unexpectedly")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,11 @@ def kubectl() -> Iterator[Kubectl]:
     with kubectl_on_new_server() as tool:
         tool.succeed("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
         tool.succeed("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+        deadline = time.monotonic() + 30
+        for kind in ("inferencemodel", "weightbudget"):  # served before they are published
+            while tool.run("explain", kind).returncode:
+                assert time.monotonic() < deadline, f"{kind} is not published"
+                time.sleep(0.2)
         yield tool
 
 
