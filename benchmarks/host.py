@@ -36,7 +36,7 @@ from ballast_worker.host import regions
 from ballast_worker.host.directory import PoolDirectory
 from ballast_worker.host.limits import MARGIN_BYTES, available
 from ballast_worker.host.pages import PAGE_BYTES, Run
-from ballast_worker.host.pool import HostPool
+from ballast_worker.host.pool import FILE_THREADS, HostPool
 from ballast_worker.host.table import EMPTY, Entry, State
 from benchmarks import report
 
@@ -44,8 +44,6 @@ GIB: Final = 1 << 30
 SHARED: Final = Path("/dev/shm")  # noqa: S108 - the host pool lives in shared memory by design
 TENSOR_BYTES: Final = 32 << 20
 READ_BYTES: Final = 1 << 20
-THREADS: Final = 4
-"""That read a file: the worker's own number."""
 REGIONS: Final = 1000
 TIMES: Final = 200
 """A change or a choice is timed so often; the median counts."""
@@ -67,7 +65,7 @@ def _filling(disk: Path, shared: Path, nbytes: int, rounds: int) -> dict[str, An
     bundle = _bundle(disk / "bundle", nbytes)
     fd = os.open(bundle.path / bundle.manifest.weights.file, os.O_RDONLY)
     touched = memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE))
-    pool = HostPool(directory=shared, budget=nbytes, file_threads=THREADS)
+    pool = HostPool(directory=shared, budget=nbytes, file_threads=FILE_THREADS)
 
     path = bundle.path / bundle.manifest.weights.file
 
@@ -82,7 +80,7 @@ def _filling(disk: Path, shared: Path, nbytes: int, rounds: int) -> dict[str, An
 
     def verify() -> None:
         with bundle.open_weights() as file:
-            file.read_into(touched, layout=bundle.layout, threads=THREADS)
+            file.read_into(touched, layout=bundle.layout, threads=FILE_THREADS)
 
     def fill() -> None:
         pool.evict(bundle)
@@ -97,7 +95,7 @@ def _filling(disk: Path, shared: Path, nbytes: int, rounds: int) -> dict[str, An
                 suffix = "" if cold else "_cached"
                 for name, work in (
                     (f"read{suffix}", lambda: _in_threads(1, touched, read)),
-                    (f"read{suffix}", lambda: _in_threads(THREADS, touched, read)),
+                    (f"read{suffix}", lambda: _in_threads(FILE_THREADS, touched, read)),
                     (f"verified_read{suffix}", verify),
                     (f"fill{suffix}", fill),
                 ):
@@ -105,7 +103,7 @@ def _filling(disk: Path, shared: Path, nbytes: int, rounds: int) -> dict[str, An
                         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                     best[name] = max(best.get(name, 0.0), nbytes / _seconds(work) / 1e9)
             best["digest"] = max(
-                best.get("digest", 0.0), nbytes / _seconds(lambda: _in_threads(THREADS, touched, digest)) / 1e9
+                best.get("digest", 0.0), nbytes / _seconds(lambda: _in_threads(FILE_THREADS, touched, digest)) / 1e9
             )
             report.progress(
                 f"round {number + 1} of {rounds}: " + ", ".join(f"{k} {v:.2f} GB/s" for k, v in sorted(best.items()))

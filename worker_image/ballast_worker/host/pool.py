@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 from ballast_contract.quantities import human
 from ballast_contract.reasons import Reason
@@ -29,6 +30,9 @@ __all__ = ["HostPool", "HostPoolError", "PageLocker"]
 
 _log = logging.getLogger(__name__)
 
+FILE_THREADS: Final = 8
+"""That read one model's file. More than cores: they wait for the disk in turn (measured: 8 fill a tenth faster than 4)."""
+
 
 class HostPool:
     """Implements `host.store.HostStore`; the same code for a private directory and for one that workers share."""
@@ -41,7 +45,7 @@ class HostPool:
         segment_bytes: int = 64 << 20,
         mode: int = 0o660,
         ring_bytes: int = 64 << 20,
-        file_threads: int = 4,
+        file_threads: int = FILE_THREADS,
         locker: PageLocker | None = None,
         limits: Callable[[Path], Available] = available,
         clock: Callable[[], float] = time.monotonic,
