@@ -105,7 +105,7 @@ class SimulatedWorker(control_pb2_grpc.ControlServicer):
         )
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:  # noqa: N802
-        """It may end; kwok ends its pod."""
+        """Taken, and without effect: no simulated worker ends by itself."""
         del request, context
         return pb.ReleaseResponse()
 

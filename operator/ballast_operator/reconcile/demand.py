@@ -62,8 +62,8 @@ def restore(obj: Object | None) -> dict[str, Demand]:
     try:
         stored: dict[str, Any] = json.loads((obj or {}).get("data", {})[_KEY])
         return {
-            model: Demand(float(rate), None if cost is None else float(cost), *map(float, weight))
-            for model, (rate, cost, *weight) in stored.items()
+            model: Demand(float(rate), None if cost is None else float(cost), float(weight))
+            for model, (rate, cost, weight) in stored.items()
         }
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}

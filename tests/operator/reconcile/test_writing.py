@@ -176,7 +176,7 @@ def test_the_summary_of_a_compaction_is_that_of_the_worst_worker():
 
 
 def test_demand_that_cannot_be_read_is_forgotten():
-    stored = {"data": {"demand.json": '{"ns/a": [2.0, 0.5], "ns/b": [1.0, null]}'}}
+    stored = {"data": {"demand.json": '{"ns/a": [2.0, 0.5, 1.0], "ns/b": [1.0, null, 1.0]}'}}
     found = demand.restore(stored)
     assert found["ns/a"].utilization == 1.0
     assert found["ns/b"].cost is None

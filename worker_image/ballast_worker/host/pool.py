@@ -31,7 +31,7 @@ __all__ = ["HostPool", "HostPoolError", "PageLocker"]
 _log = logging.getLogger(__name__)
 
 FILE_THREADS: Final = 8
-"""That read one model's file. More than cores: they wait for the disk in turn (measured: 8 fill a tenth faster than 4)."""
+"""That read one model's file: more than there are cores, because each waits for the disk most of the time."""
 
 
 class HostPool:
