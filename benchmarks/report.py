@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ballast_contract.command_line import Parser
+
 KEPT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 
 
@@ -45,7 +47,7 @@ def main(
     With `--keep` the report is also written to docs/benchmarks/NAME.json, with `--out DIR` to DIR/NAME.json, together with
     the machine, the command and the date.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"python -m benchmarks.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

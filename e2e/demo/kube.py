@@ -29,6 +29,18 @@ def local_environment() -> dict[str, str]:
     return {key: os.path.expandvars(value) for key, value in pairs}
 
 
+def foreign_environment() -> dict[str, str]:
+    """PATH for the cluster that KUBECONFIG names: the user's own kubectl and helm, else ours.
+
+    Raises:
+        StepError: KUBECONFIG names no file that is there.
+    """
+    named = os.environ.get("KUBECONFIG", "")
+    if not any(Path(each).expanduser().is_file() for each in named.split(os.pathsep) if each):
+        raise StepError(f"KUBECONFIG is {named}, and there is no such file: leave it out for a cluster on this machine")
+    return {"PATH": os.pathsep.join((os.environ["PATH"], str(CACHE / "bin")))}
+
+
 def is_local(kubeconfig: str | None) -> bool:
     """Whether a kubeconfig (None or empty: none was named) means the local cluster."""
     return not kubeconfig or Path(kubeconfig).expanduser() == Path(local_environment()["KUBECONFIG"])

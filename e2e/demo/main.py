@@ -18,8 +18,9 @@ import sys
 import time
 from collections.abc import Mapping
 
+from ballast_contract.command_line import Parser
 from e2e.demo import steps
-from e2e.demo.kube import Kube, StepError, is_local, local_environment
+from e2e.demo.kube import Kube, StepError, foreign_environment, is_local, local_environment
 
 STARTED = time.monotonic()
 
@@ -46,14 +47,14 @@ def mebibytes(value: float) -> str:
 
 def main() -> int:
     """Run the demo; 0 when every step came about."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--down", action="store_true", help="remove what the demo put into the cluster of KUBECONFIG")
     down = parser.parse_args().down
     local = is_local(os.environ.get("KUBECONFIG"))
     try:
         if down:
             if not local:
-                steps.remove(Kube({}))
+                steps.remove(Kube(foreign_environment()))
             return 0
         show(local=local)
     except StepError as error:
@@ -73,13 +74,14 @@ def show_memory(workers: Mapping[str, Mapping[str, float]]) -> None:
 
 def show(*, local: bool) -> None:
     """Every step, from nothing to the summary."""
+    environment = {} if local else foreign_environment()
     refs = steps.images()
     title("Sample models: bundles made from real weights")
     steps.build_models(say)
     if local:
         title("Cluster: Kubernetes on two nodes")
         steps.start_cluster(say)
-    kube = Kube(local_environment() if local else {})
+    kube = Kube(local_environment() if local else environment)
     title("Install: the chart, with Helm")
     steps.install(kube, refs)
     steps.prepare_namespace(kube, refs, local=local)

@@ -219,4 +219,5 @@ def test_introspection_tells_plan_map_models_and_decisions(worker, small_bundle)
     (model,) = json.loads(worker.page("/models")[1])
     assert model["tier"] == "TIER_DEVICE"
     assert json.loads(worker.page("/explain?model=m&limit=1")[1])[0]["model"] == "m"
+    assert worker.page("/explain?limit=-3") == (400, "limit is '-3': it is a number of decisions\n")
     assert worker.page("/nothing")[0] == 404

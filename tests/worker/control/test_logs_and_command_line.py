@@ -53,6 +53,8 @@ def test_people_read_short_lines():
         (["plan", "--jsn"], "did you mean '--json'?"),
         (["--mem-fraction=0.9"], "its name here is device.budget"),
         (["serv"], "invalid choice: 'serv'"),
+        (["explain", "--limit", "-3"], "--limit: -3 is not a number from 1"),
+        (["explain", "--limit", "0"], "--limit: 0 is not a number from 1"),
     ],
 )
 def test_what_the_command_line_does_not_know_is_refused_with_a_hint(arguments, hint, capsys):

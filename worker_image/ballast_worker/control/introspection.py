@@ -24,11 +24,11 @@ def pages(worker: Worker) -> Mapping[str, Page]:
         return Response.json(_dict(report.plan_message(made, driver_used)) if made is not None else None)
 
     def explain(request: Request) -> Response:
-        model, limit = request.query.get("model"), request.query.get("limit", "")
+        model, limit = request.query.get("model"), request.query.get("limit")
+        if limit is not None and not limit.isdecimal():
+            return Response.text(f"limit is {limit!r}: it is a number of decisions", status=400)
         found = [made for made in worker.desk.decisions() if model in (None, made.model)]
-        return Response.json(
-            [_dict(report.decision(made)) for made in found[: int(limit) if limit.isdigit() else None]]
-        )
+        return Response.json([_dict(report.decision(made)) for made in found[: None if limit is None else int(limit)]])
 
     def models(_: Request) -> Response:
         return Response.json([_dict(model) for model in report.worker_state(worker.view()).models])

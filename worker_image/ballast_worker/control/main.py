@@ -107,7 +107,7 @@ def command_line() -> Parser:
     check.add_argument("file", type=Path, metavar="FILE", nargs="?", help="instead of --config")
     explain = commands.add_parser("explain", help="the last decisions of a running worker", allow_abbrev=False)
     explain.add_argument("--model", default="", metavar="NAME", help="only of this model")
-    explain.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
+    explain.add_argument("--limit", type=_count, default=20, metavar="N", help="how many (default 20)")
     explain.add_argument("--json", action="store_true", help="as JSON")
     regions = commands.add_parser(
         "regions",
@@ -126,6 +126,12 @@ def command_line() -> Parser:
             "--config", type=Path, metavar="FILE", default=argparse.SUPPRESS, help="as before the command"
         )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1")
+    return int(text)
 
 
 def run() -> NoReturn:
