@@ -45,6 +45,7 @@ class Scale:
         repeats: of what is measured a few times.
         small_loads: loads of `small`.
         link_bytes: copied at once to measure the link.
+        pool_bytes: of the host pool whose start is measured.
     """
 
     big: ModelSize
@@ -62,6 +63,7 @@ class Scale:
     repeats: int
     small_loads: int
     link_bytes: int
+    pool_bytes: int
 
     def sizes(self) -> dict[str, ModelSize]:
         """Every bundle but those that compute, by name."""
@@ -95,6 +97,7 @@ SCALES = {
         repeats=5,
         small_loads=200,
         link_bytes=GIB,
+        pool_bytes=8 * GIB,
     ),
     "small": Scale(
         big=ModelSize("big", 8_000_000, 3),
@@ -112,6 +115,7 @@ SCALES = {
         repeats=2,
         small_loads=5,
         link_bytes=8 * MIB,
+        pool_bytes=8 * MIB,
     ),
 }
 

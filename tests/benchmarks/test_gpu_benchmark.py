@@ -24,7 +24,7 @@ FIGURES = {
         "compaction_all_callable_speedup",
         "first_call_at_a_new_address_milliseconds",
     },
-    "locking": {"longest_standstill_milliseconds"},
+    "locking": {"longest_standstill_milliseconds", "pool_start"},
     "building": {"executions_beside_a_builder"},
     "scratch": {"scratch"},
     "churn-arena": {"churn_arena"},
