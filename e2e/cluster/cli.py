@@ -12,6 +12,7 @@ from pathlib import Path
 from e2e.cluster import apiserver, lifecycle
 from e2e.cluster.commands import need_root
 from e2e.cluster.console import ClusterError
+from e2e.cluster.diagnosis import diagnosis
 from e2e.cluster.leftovers import leftovers
 from e2e.cluster.nodes import Node, running_nodes
 from e2e.cluster.settings import Settings
@@ -72,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("shell", help="run a command inside a node")
     command.add_argument("node", help="for example ballast-1, or 1")
     command.add_argument("argv", nargs=argparse.REMAINDER, metavar="CMD")
+    commands.add_parser(
+        "diagnose", help="why pods do not start: their state, Warning Events, errors of the nodes' programs"
+    )
     commands.add_parser("env", help="print the exports for kubectl")
     commands.add_parser("leftovers", help="list what is left on the machine; exit status 1 if anything is")
     command = commands.add_parser("apiserver", help="an API server without nodes")
@@ -104,6 +108,8 @@ def _dispatch(options: argparse.Namespace, settings: Settings) -> int:
             lifecycle.load(settings, options.files)
         case "shell":
             lifecycle.shell(settings, options.node, options.argv)
+        case "diagnose":
+            print(diagnosis(settings))
         case "env":
             _print_env(settings)
             for number in running_nodes(settings):

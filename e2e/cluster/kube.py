@@ -49,12 +49,12 @@ class Kube:
 
     def rolled_out(self, kind: str, name: str) -> None:
         """Wait until all pods of a Deployment, StatefulSet or DaemonSet are ready."""
-        self.run("rollout", "status", f"{kind}/{name}", "--timeout=90s")
+        self.run("rollout", "status", f"{kind}/{name}", "--timeout=600s")
 
     def ready(self, *pods: str) -> None:
         """Wait until pods are ready; what kept one from it is in the error."""
         try:
-            self.run("wait", "--for=condition=Ready", "--timeout=180s", *(f"pod/{pod}" for pod in pods))
+            self.run("wait", "--for=condition=Ready", "--timeout=600s", *(f"pod/{pod}" for pod in pods))
         except ClusterError as error:
             raise ClusterError(f"{error}\n{self.run('describe', 'pod', *pods, check=False).stdout}") from error
 

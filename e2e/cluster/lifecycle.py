@@ -17,7 +17,7 @@ from e2e.cluster.commands import environment, kubectl, need_root
 from e2e.cluster.console import ClusterError, say, timed
 from e2e.cluster.controlplane import control_plane_up, default_account_made, make_folders
 from e2e.cluster.network import bridge_up, network_down, route_between
-from e2e.cluster.nodes import Node, make_mount_points, remove_mount_points, running_nodes
+from e2e.cluster.nodes import Node, mount_points, remove_mount_points, running_nodes
 from e2e.cluster.processes import Processes, resident_mib
 from e2e.cluster.settings import PAUSE_IMAGE, Settings
 
@@ -41,12 +41,13 @@ def up(settings: Settings, *, count: int, gpus: int, dns: bool) -> None:
     _check_parts(settings)
     make_folders(settings)
     with _alone(settings), timed(f"cluster of {count} node{'s' if count > 1 else ''}"):
+        remove_the_dead(settings)
         bridge_up(settings)
-        make_mount_points(settings)
         control_plane_up(settings)
         wanted = images.available(settings)
         nodes = [Node(settings, number) for number in range(1, count + 1)]
-        fresh = {node.number: node.hold() for node in nodes}
+        with mount_points(settings):
+            fresh = {node.number: node.hold() for node in nodes}
         route_between(settings, running_nodes(settings))
         if fresh[1]:
             images.seed(nodes[0], [node for node in nodes[1:] if fresh[node.number]], wanted)
@@ -76,15 +77,32 @@ def down(settings: Settings, *, everything: bool) -> None:
         say("nothing to take down")
         return
     with _alone(settings):
-        Processes(settings).stop_all()
-        network_down(settings)
-        remove_cgroups(settings)
-        remove_mount_points(settings)
-        for path in settings.state.iterdir():
-            _clear(path, keep=() if everything else ("containerd",), log=settings.log, everything=everything)
+        _take_down(settings, everything=everything)
         if everything:
             shutil.rmtree(settings.state)
     say("down")
+
+
+def _take_down(settings: Settings, *, everything: bool) -> None:
+    Processes(settings).stop_all()
+    network_down(settings)
+    remove_cgroups(settings)
+    remove_mount_points(settings)
+    for path in settings.state.iterdir():
+        _clear(path, keep=() if everything else ("containerd",), log=settings.log, everything=everything)
+
+
+def remove_the_dead(settings: Settings) -> None:
+    """Remove what a cluster left that ended without `down`, as by a restart of this machine.
+
+    Its pods would come back with it and hold GPUs that nobody sees, and its images may be half written.
+    """
+    processes = Processes(settings)
+    names = processes.names()
+    if names and not any(map(processes.running, names)):
+        say("the last cluster ended without `cluster down`: it is removed, images too, and a new one is made")
+        _take_down(settings, everything=True)
+        make_folders(settings)
 
 
 def _clear(path: Path, *, keep: tuple[str, ...], log: Path, everything: bool) -> None:

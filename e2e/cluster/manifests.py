@@ -70,7 +70,8 @@ failSwapOn: false
 clusterDNS: [{settings.dns_service}]
 clusterDomain: cluster.local
 resolvConf: {folder}/resolv.conf
-evictionHard: {{memory.available: 100Mi, nodefs.available: 1Gi, imagefs.available: 1Gi, nodefs.inodesFree: 1%}}
+evictionHard: {{memory.available: 100Mi, nodefs.available: 100Mi, imagefs.available: 100Mi, nodefs.inodesFree: 1%}}
+evictionPressureTransitionPeriod: 10s
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 nodeStatusUpdateFrequency: 5s

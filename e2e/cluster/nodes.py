@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -172,29 +174,45 @@ class Node:
         return json.loads(found.stdout)["status"] if found.returncode == 0 else {}
 
 
-def make_mount_points(settings: Settings) -> None:
-    """Make the folders that nodes mount over, and remember those that this machine lacked."""
-    noted = settings.state / "made"
-    made = noted.read_text().split() if noted.exists() else []
-    for target in map(Path, NODE_MOUNTS.values()):
-        new = [each for each in (target, *target.parents) if not each.exists()]
-        target.mkdir(parents=True, exist_ok=True)
-        made += [str(each) for each in new]
-    put(noted, "\n".join(made))
+@contextlib.contextmanager
+def mount_points(settings: Settings) -> Iterator[None]:
+    """Make the folders that nodes mount over, and remember those that this machine lacked.
+
+    No other cluster removes them before the block has ended, which is when the nodes have mounted over them.
+    """
+    with _one_cluster_at_a_time(settings):
+        noted = settings.state / "made"
+        made = noted.read_text().split() if noted.exists() else []
+        for target in map(Path, NODE_MOUNTS.values()):
+            new = [each for each in (target, *target.parents) if not each.exists()]
+            target.mkdir(parents=True, exist_ok=True)
+            made += [str(each) for each in new]
+        put(noted, "\n".join(made))
+        yield
 
 
 def remove_mount_points(settings: Settings) -> None:
-    """Remove the folders that make_mount_points made, that are empty still, and that no other cluster's node mounts over.
+    """Remove the folders that mount_points made, that are empty still, and that no other cluster's node mounts over.
 
     The kernel lets go of such a mount, in every namespace, when the folder below it is removed.
     """
     noted = settings.state / "made"
-    used = _mount_points()
-    for path in map(Path, noted.read_text().split() if noted.exists() else []):
-        if str(path) not in used:
-            with contextlib.suppress(OSError):
-                path.rmdir()
+    with _one_cluster_at_a_time(settings):
+        used = _mount_points()
+        for path in map(Path, noted.read_text().split() if noted.exists() else []):
+            if str(path) not in used:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
     noted.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _one_cluster_at_a_time(settings: Settings) -> Iterator[None]:
+    """The folders are this machine's, and every cluster of it mounts over the same."""
+    settings.home.mkdir(parents=True, exist_ok=True)
+    with (settings.home / "mount-points.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _mount_points() -> set[str]:

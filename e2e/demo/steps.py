@@ -89,7 +89,7 @@ def install(kube: Kube, refs: Images, *, replicas: int = 1) -> None:
     arguments = [part for value in sets for part in ("--set-string", value)]
     kube.run(
         "helm", "upgrade", "--install", "ballast", str(ROOT / "charts" / "ballast"), "--namespace", SYSTEM,
-        "--create-namespace", *arguments, "--set", f"replicas={replicas}", "--wait", "--timeout", "180s",
+        "--create-namespace", *arguments, "--set", f"replicas={replicas}", "--wait", "--timeout", "600s", seconds=620,
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def prepare_namespace(kube: Kube, refs: Images, *, namespace: str = NAMESPACE, l
             kube.kubectl("get", "namespace", namespace, "--ignore-not-found", "-o", "jsonpath={.status.phase}")
             != "Terminating"
         ),
-        seconds=180,
+        seconds=600,
     )
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kube.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}))
@@ -112,7 +112,7 @@ def prepare_namespace(kube: Kube, refs: Images, *, namespace: str = NAMESPACE, l
     _claim(kube, "executables", "ReadWriteMany", EXECUTABLES if local else None, namespace=namespace)
     if not kube.kubectl("get", "pod", client.POD, "-n", namespace, "--ignore-not-found").strip():
         kube.apply(json.dumps(client.pod(namespace, refs.worker)))
-    kube.kubectl("wait", "-n", namespace, "pod", client.POD, "--for=condition=Ready", "--timeout=120s")
+    kube.kubectl("wait", "-n", namespace, "pod", client.POD, "--for=condition=Ready", "--timeout=600s", seconds=620)
 
 
 def _claim(kube: Kube, name: str, mode: str, path: Path | None, *, namespace: str) -> None:
@@ -167,7 +167,7 @@ def budget(kube: Kube, *, namespace: str = NAMESPACE) -> dict[str, Any]:
     return found
 
 
-def wait_ready(kube: Kube, say: Say, *, namespace: str = NAMESPACE, seconds: float = 420) -> float:
+def wait_ready(kube: Kube, say: Say, *, namespace: str = NAMESPACE, seconds: float = 900) -> float:
     """Wait until every model is Ready, saying what each waits for; returns the seconds it took."""
     started = time.monotonic()
     shown: dict[str, str] = {}
@@ -328,7 +328,7 @@ def size(quantity: object) -> int:
 
 
 def command(
-    kube: Kube, verb: str, status_key: str, *, namespace: str = NAMESPACE, seconds: float = 120
+    kube: Kube, verb: str, status_key: str, *, namespace: str = NAMESPACE, seconds: float = 600
 ) -> dict[str, Any]:
     """Ask for a repack or a compaction by annotation and wait until the status carries the same token."""
     token = f"demo-{time.time_ns()}"

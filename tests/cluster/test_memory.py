@@ -81,7 +81,7 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: {who}}}
 spec:
-  nodeName: ballast-1
+  nodeName: {share.settings.node_name(1)}
   terminationGracePeriodSeconds: 0
   containers: [{_container(image, who, "/host")}]
   volumes:

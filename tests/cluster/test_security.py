@@ -58,11 +58,12 @@ spec:
 
 
 def test_a_node_may_change_no_other_node_and_no_restricted_label(kube: Kube) -> None:
-    own = kube.settings.conf / "ballast-1.kubeconfig"
-    other = kube.run("label", "node", "ballast-2", "test=1", f"--kubeconfig={own}", check=False)
+    one, two = kube.settings.node_name(1), kube.settings.node_name(2)
+    own = kube.settings.conf / f"{one}.kubeconfig"
+    other = kube.run("label", "node", two, "test=1", f"--kubeconfig={own}", check=False)
     assert "only its own Node object" in other.stderr
     label = "node-restriction.kubernetes.io/test=1"
-    itself = kube.run("label", "node", "ballast-1", label, f"--kubeconfig={own}", check=False)
+    itself = kube.run("label", "node", one, label, f"--kubeconfig={own}", check=False)
     assert "is not allowed to modify labels" in itself.stderr
     secrets = kube.run("get", "secrets", f"--kubeconfig={own}", check=False)
     assert "Forbidden" in secrets.stderr

@@ -129,7 +129,10 @@ def _open(url: str) -> str:
 
 
 def test_pods_of_a_deployment_spread_over_both_nodes(web: Kube) -> None:
-    assert {pod["spec"]["nodeName"] for pod in web.items("pods", "app=web")} == {"ballast-1", "ballast-2"}
+    assert {pod["spec"]["nodeName"] for pod in web.items("pods", "app=web")} == {
+        web.settings.node_name(1),
+        web.settings.node_name(2),
+    }
 
 
 def test_logs_and_exec(web: Kube, pods: list[str]) -> None:

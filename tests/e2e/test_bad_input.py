@@ -56,7 +56,7 @@ def applied(world, namespace):
         world.kubectl("delete", kind, name, "-n", namespace, "--ignore-not-found", "--timeout=30s")
 
 
-def wait_condition(world, namespace, name, kind, status, reason, *, seconds=90):
+def wait_condition(world, namespace, name, kind, status, reason, *, seconds=600):
     def answer():
         found = condition(world.get("inferencemodels.ballast.dev", name, "-n", namespace), kind)
         return found if (found.get("status"), found.get("reason")) == (status, reason) else None
@@ -186,8 +186,8 @@ def test_models_of_a_deleted_budget_say_so_and_recover_when_it_is_back(world, na
     }
     applied(second)
     applied(model("orphan", f"pvc://models/{STORE}/good", budgetRef={"name": "second"}))
-    wait_condition(world, namespace, "orphan", "Ready", "True", "Ready", seconds=120)
+    wait_condition(world, namespace, "orphan", "Ready", "True", "Ready")
     world.kubectl("delete", "weightbudget.ballast.dev", "second", "-n", namespace, "--timeout=60s")
     wait_condition(world, namespace, "orphan", "Accepted", "False", "BudgetNotFound")
     applied(second)
-    wait_condition(world, namespace, "orphan", "Ready", "True", "Ready", seconds=120)
+    wait_condition(world, namespace, "orphan", "Ready", "True", "Ready")

@@ -40,7 +40,7 @@ from e2e.cluster.settings import Settings
 from e2e.demo import steps
 from e2e.demo.kube import StepError, condition, local_environment
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 LEFT = "ballast-faults-left"
 
@@ -74,7 +74,7 @@ def pool(kube, images):
             pack_small(path, mebibytes=4, factor=factor, name="small")
     found = Scene(kube)
     found.apply(budget("default", replicas=WORKERS), *map(model, FACTORS))
-    found.settled(seconds=240)
+    found.settled(seconds=600)
     yield found
     steps.remove_namespace(kube, namespace=NAMESPACE)
 
@@ -85,10 +85,10 @@ def scene(pool):
     and the models of a worker that is gone for longer move.
     """
     pool.kube.kubectl("delete", "pods", "-n", steps.SYSTEM, "-l", OF_OPERATORS, "--timeout=60s")
-    pool.kube.kubectl("rollout", "status", "deployment/ballast", "-n", steps.SYSTEM, "--timeout=90s")
-    pool.kube.wait_for("one of them leads", pool.leader, seconds=90)
+    pool.kube.kubectl("rollout", "status", "deployment/ballast", "-n", steps.SYSTEM, "--timeout=600s", seconds=620)
+    pool.kube.wait_for("one of them leads", pool.leader, seconds=600)
     if restarted := [name for name, pod in pool.workers().items() if restarts(pod)]:
-        pool.kubectl("delete", "pods", *restarted, "--timeout=90s")
+        pool.kubectl("delete", "pods", *restarted, "--timeout=600s", seconds=620)
     pool.settled()
     return pool
 

@@ -21,7 +21,7 @@ from e2e.cluster.settings import Settings
 from e2e.demo import client, steps
 from e2e.demo.kube import condition
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NAMESPACE = "ballast-host-pool"
 STORE = steps.MODELS / "e2e-host-pool"
@@ -143,7 +143,7 @@ class Scene:
             whole = all(m.get("worker_models_resident") == MODELS for m in found.values())
             return (pods, found) if whole else None
 
-        pods, metrics = self.kube.wait_for(f"{count} workers hold {MODELS} models", figures, seconds=300)
+        pods, metrics = self.kube.wait_for(f"{count} workers hold {MODELS} models", figures, seconds=600)
         return Figures(
             metrics=metrics,
             shmem={pod: int(self.exec(pod, INSIDE)) for pod in metrics},
@@ -173,7 +173,7 @@ class Scene:
         self.kube.wait_for(
             "no worker is left",
             lambda: not self.kube.get("pods", "-n", NAMESPACE, "-l", "ballast.dev/budget=shared")["items"],
-            seconds=120,
+            seconds=600,
         )
 
 
@@ -257,8 +257,8 @@ def deleted(scene, struck):
     scene.gone()
     scene.patch(replicas=1, **on_node(2))
     nodes = [node_name(1), node_name(2)]
-    scene.kube.wait_for("both nodes are known", lambda: scene.status().get("hostNodes") == nodes, seconds=120)
-    scene.kube.wait_for("its worker is ready", lambda: scene.status().get("readyReplicas") == 1, seconds=120)
+    scene.kube.wait_for("both nodes are known", lambda: scene.status().get("hostNodes") == nodes, seconds=600)
+    scene.kube.wait_for("its worker is ready", lambda: scene.status().get("readyReplicas") == 1, seconds=600)
     before = [folders("shared", number) for number in (1, 2)]
     scene.kube.kubectl("delete", "weightbudget.ballast.dev", "shared", "-n", NAMESPACE, "--timeout=60s")
     events = scene.kube.get("events.events.k8s.io", "-n", NAMESPACE)["items"]
@@ -342,7 +342,7 @@ def test_killed_fillers_and_files_renamed_over_harm_no_private_pool(scene):
     """B14 (c), B15, in a volume of the pod; there nothing is left on the node."""
     scene.apply(budget("private", workers={"replicas": 1, **on_node(2)}, host={"budget": "64Mi", "sharing": "none"}))
     scene.kube.wait_for(
-        "the worker of 'private' is ready", lambda: scene.status("private").get("readyReplicas") == 1, seconds=120
+        "the worker of 'private' is ready", lambda: scene.status("private").get("readyReplicas") == 1, seconds=600
     )
     assert "initContainers" not in scene.pods("private")[0]["spec"]
     pod, found = scene.strike("private")
@@ -360,7 +360,7 @@ def test_a_budget_larger_than_the_mount_is_refused_with_mount_size_need_and_fiel
         found = condition({"status": scene.status("large")}, "PlanFits")
         return found if found.get("reason") == "ShmTooSmall" else None
 
-    message = scene.kube.wait_for("large: PlanFits=False, ShmTooSmall", refused, seconds=120)["message"]
+    message = scene.kube.wait_for("large: PlanFits=False, ShmTooSmall", refused, seconds=600)["message"]
     for part in ("/dev/shm/ballast", str(2 << 30), str(LARGE), "host.budget to 2048Mi", "at least 4096Mi"):
         assert part in message
     scene.kube.kubectl("delete", "weightbudget.ballast.dev", "large", "-n", NAMESPACE, "--timeout=60s")

@@ -17,7 +17,7 @@ from e2e.demo.kube import condition
 from e2e.load.calls import Target
 from e2e.load.client import Client, Stream, summary
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NAMESPACE = "ballast-moves"
 STORE = "e2e-moves-busy"
@@ -91,7 +91,7 @@ def settled(kube, *, workers=3):
             for m in models
         )
 
-    kube.wait_for(f"{workers} workers hold what they are assigned", now, seconds=240)
+    kube.wait_for(f"{workers} workers hold what they are assigned", now, seconds=600)
 
 
 def streams(kube):
@@ -129,7 +129,7 @@ def drain_the_fullest_node(kube):
     nodes = [p["spec"]["nodeName"] for p in steps.worker_pods(kube, namespace=NAMESPACE)]
     node = max(sorted(set(nodes)), key=nodes.count)
     try:
-        kube.kubectl("drain", node, f"--pod-selector={LABEL}", "--delete-emptydir-data", "--timeout=240s", seconds=250)
+        kube.kubectl("drain", node, f"--pod-selector={LABEL}", "--delete-emptydir-data", "--timeout=600s", seconds=620)
         assert all(p["spec"]["nodeName"] != node for p in steps.worker_pods(kube, namespace=NAMESPACE))
     finally:
         kube.kubectl("uncordon", node)
@@ -142,7 +142,7 @@ def take_a_label(kube):
     kube.wait_for(
         "the worker without a label is gone",
         lambda: not kube.kubectl("get", "pod", name, "-n", NAMESPACE, "--ignore-not-found", "-o", "name"),
-        seconds=90,
+        seconds=600,
     )
 
 
@@ -221,7 +221,7 @@ def test_no_call_fails_while_models_move_workers_end_and_leaders_change(pool):
         ended(client.phase)
         client.phase, client.rates = "scaled to 3, operator killed in the repack", popular
         scale(kube, 3)
-        moved.append(kube.wait_for("a repack has begun to move models", lambda: moving(kube), seconds=120))
+        moved.append(kube.wait_for("a repack has begun to move models", lambda: moving(kube), seconds=600))
         kill_the_operator(kube)
         moved.append(steps.command(kube, "repack", "lastRepack", namespace=NAMESPACE)["modelsMoved"])
         settled(kube)
@@ -254,7 +254,7 @@ def test_a_pool_scaled_to_nothing_says_so_and_answers_again_when_it_is_scaled_up
         told = shown & {"workers", "workerNames", "residency", "device", "plan"}
         return (models, budget) if gone and reasons == {"NotRequested"} and not told else None
 
-    models, budget = kube.wait_for("nothing is left, and nothing is said to be", nothing, seconds=90)
+    models, budget = kube.wait_for("nothing is left, and nothing is said to be", nothing, seconds=600)
     assert (budget["status"]["replicas"], budget["status"]["readyReplicas"]) == (0, 0)
     for found in (*models, budget):
         assert condition(found, "Accepted")["status"] == "True"

@@ -100,7 +100,7 @@ class Scene:
 
         return self.kube.wait_for("another leads", other, seconds=seconds)
 
-    def settled(self, *, lost="", seconds=120):
+    def settled(self, *, lost="", seconds=600):
         """Wait until every worker (but those on a lost node) and every model is Ready, on the workers that are assigned and
         no others; returns the pods.
         """
