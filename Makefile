@@ -25,6 +25,13 @@ demo-down: ## remove everything that `make demo` brought up
 test: setup ## every check and test; PARTS="static unit" for some
 	$(PYTHON) tests/run_all.py $(PARTS)
 
+.PHONY: coverage
+coverage: venv ## which lines and branches the unit tests run
+	.venv/bin/coverage erase
+	.venv/bin/coverage run -m pytest -m "not apiserver and not cluster and not gpu" -n 2 --dist worksteal
+	.venv/bin/coverage combine --quiet
+	.venv/bin/coverage report
+
 .PHONY: test-outage
 test-outage: setup ## an API server that is away for minutes and a node that is lost, in the real cluster
 	$(PYTHON) tests/run_all.py outage
