@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from e2e.bootstrap import installer
 from e2e.bootstrap.keys import key_of
 from e2e.bootstrap.tools import REPOSITORY, Home, output_of, run_logged
 from e2e.cluster.console import ClusterError, say, timed
@@ -27,15 +28,16 @@ def make(home: Home) -> None:
     if version and note.exists() and note.read_text() == key_of(version, _EXTRAS, *sources):
         say(f"venv: up to date (Python {version.replace(' ', '.')})")
         return
+    interpreter = _interpreter()
+    uv, extra = installer.uv(home, interpreter), installer.settings(home)
     if not version:
         shutil.rmtree(folder, ignore_errors=True)
-        interpreter = _interpreter()
         with timed(f"venv: made with {interpreter}"):
-            run_logged(home, "venv", interpreter, "-m", "venv", folder)
+            run_logged(home, "venv", uv, "venv", "--seed", "--python", interpreter, folder, extra=extra)
         version = output_of(python, "-c", "import sys; print(*sys.version_info[:2])")
     with timed(f"venv: ballast[{_EXTRAS}] and what it needs"):
-        argv = [python, "-m", "pip", "install", "--no-compile", "-c", "constraints.txt", "-e", f".[{_EXTRAS}]"]
-        run_logged(home, "venv", *argv, cwd=REPOSITORY)
+        argv = [uv, "pip", "install", "--python", python, "-c", "constraints.txt", "-e", f".[{_EXTRAS}]"]
+        run_logged(home, "venv", *argv, cwd=REPOSITORY, extra=extra)
     note.write_text(key_of(version, _EXTRAS, *sources))
 
 

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""uv, which installs Python packages in an eighth of pip's time and fetches a wheel once for all checkouts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from e2e.bootstrap.tools import Home, output_of, run_logged
+
+UV = "uv==0.13.9"
+
+
+def uv(home: Home, interpreter: str) -> Path:
+    """Return uv, installed with an interpreter where it is missing or another version."""
+    folder = home.folder / "uv"
+    place = folder / "bin" / "uv"
+    if output_of(place, "--version").split()[1:2] != [UV.partition("==")[2]]:
+        run_logged(home, "venv", interpreter, "-m", "venv", "--clear", folder)
+        run_logged(home, "venv", folder / "bin" / "pip", "install", "--no-compile", UV)
+    return place
+
+
+def settings(home: Home) -> dict[str, str]:
+    """Return uv's settings: the certificates and the index that pip has here, and a cache that all checkouts share."""
+    found = {
+        "UV_CACHE_DIR": str(home.folder / "uv-cache"),
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_SYSTEM_CERTS": "true",
+    }
+    pip = home.folder / "uv" / "bin" / "pip"
+    if index := os.environ.get("PIP_INDEX_URL") or output_of(pip, "config", "get", "global.index-url"):
+        found["UV_DEFAULT_INDEX"] = index
+    return found | {name: value for name, value in os.environ.items() if name.startswith("UV_")}
