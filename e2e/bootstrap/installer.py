@@ -28,7 +28,9 @@ def settings(home: Home) -> dict[str, str]:
         "UV_PYTHON_DOWNLOADS": "never",
         "UV_SYSTEM_CERTS": "true",
     }
-    pip = home.folder / "uv" / "bin" / "pip"
-    if index := os.environ.get("PIP_INDEX_URL") or output_of(pip, "config", "get", "global.index-url"):
+    asked = (
+        output_of(pip, "config", "get", "global.index-url") for pip in ("pip3", home.folder / "uv" / "bin" / "pip")
+    )
+    if index := os.environ.get("PIP_INDEX_URL") or next(filter(None, asked), ""):
         found["UV_DEFAULT_INDEX"] = index
     return found | {name: value for name, value in os.environ.items() if name.startswith("UV_")}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.bootstrap import installer
 from e2e.bootstrap.buildah import Buildah
 from e2e.bootstrap.keys import Keys, key_of
 from e2e.bootstrap.static_images import write_static_image
@@ -93,8 +94,9 @@ def build_products(home: Home) -> dict[str, str]:
                 continue
             with timed(f"images: {ref}"):
                 log = f"image-{product.name}"
-                base = f"BASE_IMAGE={BASE_IMAGE}"
-                buildah.build(log, ref, "--layers", "--build-arg", base, "-f", product.dockerfile, context=context)
+                given = {"BASE_IMAGE": BASE_IMAGE} | _index(home)
+                arguments = [word for pair in given.items() for word in ("--build-arg", "=".join(pair))]
+                buildah.build(log, ref, "--layers", *arguments, "-f", product.dockerfile, context=context)
                 buildah.lay_out(log, ref, layout)
     if removed := layout.keep(_kept(layout, built)):
         say(f"images: removed {', '.join(removed)}, since newer ones exist")
@@ -117,6 +119,11 @@ def _snapshot(product: Product) -> Iterator[Path]:
             else:
                 shutil.copy2(source, target)
         yield context
+
+
+def _index(home: Home) -> dict[str, str]:
+    """The package index of this machine, where it is not the usual one."""
+    return {name: value for name, value in installer.settings(home).items() if name == "UV_DEFAULT_INDEX"}
 
 
 def _kept(layout: Layout, built: dict[str, str]) -> set[str]:
