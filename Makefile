@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# `make help` lists the targets. On a bare Debian machine each target installs what it needs first.
+# `make help` lists the targets. On a bare Debian machine each target installs what it needs first; only the two for GPUs use
+# the python3 that is there, which has JAX for CUDA.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -16,7 +17,7 @@ demo: setup ## the whole product with real models in a real cluster (KUBECONFIG=
 	$(PYTHON) -m e2e.demo.main
 
 .PHONY: demo-down
-demo-down: ## remove everything that `make demo` brought up
+demo-down: ## remove the cluster, and what the demo put into that of KUBECONFIG; what was built stays
 	@if [ -x $(PYTHON) ] && [ -n "$(KUBECONFIG)" ]; then $(PYTHON) -m e2e.demo.main --down; fi
 	$(CLUSTER) down --all
 	$(CLUSTER) leftovers
@@ -36,9 +37,12 @@ coverage: venv ## which lines and branches the unit tests run
 test-outage: setup ## an API server that is away for minutes and a node that is lost, in the real cluster
 	$(PYTHON) tests/run_all.py outage
 
+# For processes that are started, too. One process a file of tests: each wants the device alone.
+GPU_PATH := $(CURDIR)/operator:$(CURDIR)/worker_image:$(CURDIR)/tests:$(CURDIR)
+
 .PHONY: test-gpu
-test-gpu: ## what needs an NVIDIA GPU; GPU_MODELS=DIR names sample bundles. One process a file: each wants the device alone
-	set -e; for file in tests/gpu/test_*.py; do python3 -m pytest -m gpu $$file; done
+test-gpu: ## what needs an NVIDIA GPU, with the python3 that has JAX for CUDA and pytest; GPU_MODELS=DIR names sample bundles
+	set -e; for file in tests/gpu/test_*.py; do PYTHONPATH="$(GPU_PATH)" python3 -m pytest -m gpu $$file; done
 
 .PHONY: bench-eviction bench-policy bench-churn bench-host bench-operator bench-placement bench-gpu
 bench-eviction bench-policy bench-churn bench-host bench-placement: venv
@@ -46,14 +50,14 @@ bench-eviction bench-policy bench-churn bench-host bench-placement: venv
 bench-operator: setup
 	$(PYTHON) -m benchmarks.operator $(ARGS)
 bench-gpu:
-	python3 -m benchmarks.gpu $(ARGS)
+	PYTHONPATH="$(GPU_PATH)" python3 -m benchmarks.gpu $(ARGS)
 bench-eviction: ## time to choose what to evict, and its cost against brute force (ARGS="--keep": write docs/benchmarks)
 bench-policy: ## reload seconds of the eviction policy against LRU and an offline bound, on published trace shapes
 bench-churn: ## 10,000 loads: failed allocations and growth, with and without contiguity admission
 bench-host: ## fill rate of the host pool against the plain read rate, table and eviction at 1,000 regions
 bench-operator: ## 5,000 models on 200 simulated workers with a real API server
 bench-placement: ## packing against round robin, least loaded and plain LPT
-bench-gpu: ## loads, compaction, churn and plan on an NVIDIA GPU
+bench-gpu: ## loads, compaction, churn and plan on an NVIDIA GPU, with the python3 that has JAX for CUDA
 
 .PHONY: venv
 venv:
@@ -65,11 +69,11 @@ setup: ## packages, virtual environment, binaries and images (what is there is k
 	$(BOOTSTRAP) all
 
 .PHONY: generate
-generate: ## write every generated file: stubs, CRDs, values schema, reference documents
+generate: venv ## write every generated file: stubs, CRDs, values schema, reference documents
 	$(PYTHON) e2e/generate.py
 
 .PHONY: format
-format: ## format the sources and apply safe fixes
+format: venv ## format the sources and apply safe fixes
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 

@@ -40,7 +40,7 @@ def least_loaded(
 
 
 def plain_lpt(hysteresis_percent: int = 10) -> Policy:
-    """The rule of the first system: busiest first to the lowest of max(compute, memory), where it fits if it fits anywhere.
+    """Longest processing time first: busiest first to the lowest of max(compute, memory), where it fits if it fits anywhere.
 
     A model keeps its worker while that is within the hysteresis at its turn. Pinned weights and what a move costs count
     for nothing.

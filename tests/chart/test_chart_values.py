@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A value that the chart does not know is refused at any depth (B30: kubernetes#111074, helm charts that drop keys)."""
+"""A value that the chart does not know is refused at any depth (kubernetes/kubernetes#111074, helm charts that drop keys)."""
 
 from __future__ import annotations
 

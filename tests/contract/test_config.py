@@ -63,7 +63,7 @@ def test_an_unknown_variable_with_our_prefix_is_refused_naming_the_nearest():
 
 
 def test_every_key_one_letter_off_is_refused(tmp_path):
-    """B30: kubernetes/kubernetes#111074, a misspelled key is dropped without a word."""
+    """kubernetes/kubernetes#111074, a misspelled key is dropped without a word."""
 
     def keys(section, path):
         for name, field in section.model_fields.items():

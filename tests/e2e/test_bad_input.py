@@ -77,7 +77,7 @@ def wait_condition(world, namespace, name, kind, status, reason, *, seconds=600)
 def test_a_bundle_that_cannot_serve_is_refused_with_the_fault_named(
     world, namespace, applied, bundle, kind, reason, words
 ):
-    """B22: kserve/kserve#3262, Ready although nothing is loaded."""
+    """kserve/kserve#3262, Ready although nothing is loaded."""
     applied(model(bundle, f"pvc://models/{STORE}/{bundle}"))
     found = wait_condition(world, namespace, bundle, kind, "False", reason)
     assert all(word in found["message"] for word in words), found["message"]
@@ -86,13 +86,13 @@ def test_a_bundle_that_cannot_serve_is_refused_with_the_fault_named(
 
 
 def test_a_misspelled_field_is_refused_by_kubectl_by_name(world, namespace, applied):
-    """B30: kubernetes/kubernetes#111074, a misspelled key is dropped without a word."""
+    """kubernetes/kubernetes#111074, a misspelled key is dropped without a word."""
     with pytest.raises(StepError, match=r"unknown field \"spec.residencey\""):
         applied(model("misspelled", "pvc://models/crepe-tiny", residencey="device"))
 
 
 def test_a_misspelled_field_from_a_client_without_validation_is_reported_with_the_nearest(world, namespace, applied):
-    """B30: the API server prunes what it does not know."""
+    """The API server prunes what it does not know."""
     applied(model("pruned", f"pvc://models/{STORE}/good", residencey="device"), "--validate=ignore")
     found = wait_condition(world, namespace, "pruned", "Degraded", "True", "UnknownField")
     assert "residencey" in found["message"]
@@ -176,7 +176,7 @@ def test_a_users_own_service_of_the_models_name_is_left_alone(world, namespace, 
 
 
 def test_models_of_a_deleted_budget_say_so_and_recover_when_it_is_back(world, namespace, applied):
-    """B19: kserve/kserve#6154, something that is referred to was deleted first."""
+    """kserve/kserve#6154, something that is referred to was deleted first."""
     budget = json.loads(json.dumps(steps.budget(world, namespace=namespace)))
     second = {
         "apiVersion": budget["apiVersion"],

@@ -331,7 +331,7 @@ def test_the_pages_stay_when_the_worker_that_paid_for_them_is_gone_and_no_pod_pa
 
 
 def test_killed_fillers_and_files_renamed_over_harm_no_shared_pool(struck):
-    """B14 (c), B15, in a folder of the node."""
+    """In a folder of the node."""
     found, answers = struck
     assert found["directory"] == "/dev/shm/ballast"
     check_strike(found)
@@ -339,7 +339,7 @@ def test_killed_fillers_and_files_renamed_over_harm_no_shared_pool(struck):
 
 
 def test_killed_fillers_and_files_renamed_over_harm_no_private_pool(scene):
-    """B14 (c), B15, in a volume of the pod; there nothing is left on the node."""
+    """In a volume of the pod; there nothing is left on the node."""
     scene.apply(budget("private", workers={"replicas": 1, **on_node(2)}, host={"budget": "64Mi", "sharing": "none"}))
     scene.kube.wait_for(
         "the worker of 'private' is ready", lambda: scene.status("private").get("readyReplicas") == 1, seconds=600
@@ -352,7 +352,6 @@ def test_killed_fillers_and_files_renamed_over_harm_no_private_pool(scene):
 
 
 def test_a_budget_larger_than_the_mount_is_refused_with_mount_size_need_and_field(scene):
-    """B16."""
     host = {"budget": f"{LARGE >> 30}Gi", "sharing": "node"}
     scene.apply(budget("large", workers={"replicas": 1, **on_node(2)}, host=host))
 

@@ -147,7 +147,7 @@ def each_call(directory: Path, budget: int, bundles) -> dict:
 
 
 def during_reads(directory: Path, budget: int, bundles) -> dict:
-    """B15: kill while a model is read into its region, 50 times, at any point of the read."""
+    """Kill while a model is read into its region, 50 times, at any point of the read."""
     source, wrong, killed = random.Random(1), {}, 0
     for number in range(50):
 

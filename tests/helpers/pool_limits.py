@@ -63,7 +63,7 @@ class Stages:
         return len(list(self._directory.glob("segment-*")))
 
     def at_the_start(self) -> dict:
-        """B16: the budget is more than the limit leaves."""
+        """The budget is more than the limit leaves."""
         self.leave(3 * SEGMENT + 6 * MIB)
         pool = self.pool(64 * MIB)
         found = {"segments": self.segments(), "trouble": pool.trouble([]).message}

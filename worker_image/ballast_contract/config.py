@@ -193,9 +193,9 @@ class WorkerConfig(Section):
     managed: bool = False
     """An operator assigns the models. False: serve `models` and every bundle of `modelDirectory`."""
     model_directory: Path | None = None
-    """Every folder in it that has a manifest.yaml is served under its bundle's name."""
+    """Every folder in it that has a manifest.yaml is served under the folder's name."""
     models: Annotated[tuple[ModelEntry, ...], pydantic.Field(max_length=10000)] = ()
-    """Models to serve, or settings of those in modelDirectory."""
+    """Bundles to serve beside modelDirectory, each with its settings; no name may also be that of a folder in it."""
     stores: dict[str, Path] = {}
     """Claim name to mount path, for pvc:// uris."""
     executable_store: Path = Path("~/.cache/ballast/executables")

@@ -26,7 +26,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "on_demand": "disabled",
     "off": "disabled",
 }
-"""Names of the first system that people may still type, and ours in their place."""
+"""Names of ReactantServer that people may still type, and ours in their place."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -80,7 +80,7 @@ class LastRepack(Status):
     time: Timestamp | None = None
     """time is when it was done."""
     trigger: Word | None = None
-    """trigger is why it was done: start, compute, workers, models or request."""
+    """trigger is why it was done: start, compute, workers or request."""
     generation: Generation | None = None
     """generation is that of the assignments it made."""
     models_placed: Count | None = None
@@ -164,4 +164,4 @@ class WeightBudgetStatus(Status):
     last_compaction: LastCompaction | None = None
     """lastCompaction is the last compaction."""
     conditions: Conditions = ()
-    """conditions are Accepted, PlanFits, WorkersReady, Fragmented, UpToDate and Ready."""
+    """conditions are Accepted, PlanFits, WorkersReady, Fragmented, UpToDate, Degraded and Ready."""

@@ -24,7 +24,7 @@ examples:
                                   --operator-image registry.example/ballast-operator:1.0
   two namespaces                ballast-operator run --namespace team-a --namespace team-b --worker-image ...
   from a workstation            ballast-operator run --kubeconfig ~/.kube/config --lease-namespace default --worker-image ...
-  before uninstalling           ballast-operator strip-finalizers
+  before uninstalling           ballast-operator strip-finalizers --lease-namespace ballast-system
 """
 
 PREFIX: Final = "BALLAST_OPERATOR_"

@@ -156,7 +156,7 @@ async def test_sigterm_ends_the_process_and_gives_the_lease_up(bare: Rig):
 
 @pytest.mark.apiserver
 async def test_a_leader_that_is_killed_is_followed_within_the_lease_s_time(bare: Rig):
-    """B25: SIGKILL, then an edit."""
+    """SIGKILL, then an edit."""
     process = await started(bare, "--port", "0")
     await bare.budget()
     await bare.until(bare.pods)
@@ -176,7 +176,7 @@ async def test_a_leader_that_is_killed_is_followed_within_the_lease_s_time(bare:
 @pytest.mark.apiserver
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that nobody could end
 async def test_an_api_server_that_falls_silent_costs_the_lease_and_its_return_is_noticed(bare: Rig):
-    """B24: packets are dropped, nothing is reset."""
+    """Packets are dropped, nothing is reset."""
     async with StallingProxy(bare.kubeconfig) as proxy:
         first = bare.start_operator(kubeconfig=proxy.kubeconfig)
         await bare.budget()

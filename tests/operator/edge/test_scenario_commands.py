@@ -163,7 +163,7 @@ async def test_a_leader_whose_lease_is_taken_says_so(bare: Rig):
 
 
 async def test_finalizers_are_stripped_and_stay_so_while_the_operator_still_runs(bare: Rig):
-    """B20: the operator goes first, nothing blocks afterwards."""
+    """The operator goes first, nothing blocks afterwards."""
     leader = bare.start_operator()
     await bare.budget()
     await bare.until_condition(BUDGETS, "default", "Ready", "True")
@@ -198,7 +198,7 @@ async def test_a_leader_that_goes_on_running_puts_no_finalizer_back_and_writes_n
 
 
 async def test_missing_rights_are_a_fatal_message_that_names_them(bare: Rig):
-    """B24: `watch` is missing from the role."""
+    """`watch` is missing from the role."""
     operator = bare.start_operator(kubeconfig=await bare.powerless())
     await asyncio.to_thread(operator.join)
     assert isinstance(operator.error, PreflightError)

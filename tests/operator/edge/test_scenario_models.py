@@ -81,7 +81,7 @@ async def test_the_older_model_keeps_the_name_and_the_newer_gets_it_when_the_old
 
 
 async def test_a_model_waits_for_its_budget_and_survives_its_deletion(pool: Rig):
-    """B19: what a model refers to goes first."""
+    """What a model refers to goes first."""
     await pool.model("minilm")
     message = await pool.until_condition(MODELS, "minilm", "Accepted", "False", "BudgetNotFound")
     assert f"WeightBudget 'default' does not exist in namespace '{pool.namespace}'" in message
@@ -115,7 +115,7 @@ async def test_a_service_of_somebody_else_is_never_adopted(pool: Rig):
 
 
 async def test_a_service_of_an_earlier_object_of_the_name_is_waited_for(pool: Rig):
-    """B23 (c): before the garbage collector came by, the old Service stays and is not taken over."""
+    """Before the garbage collector came by, the old Service stays and is not taken over."""
     pool.collector = False
     await pool.budget()
     await pool.model("minilm")
@@ -143,7 +143,7 @@ async def test_a_claim_that_the_budget_does_not_list_is_named_with_the_nearest(p
 
 
 async def test_a_missing_source_is_never_ready_and_says_where(pool: Rig):
-    """B22: the file is not there."""
+    """The file is not there."""
     seen: set[str] = set()
     pool.prepare = lambda worker: worker.missing.add("pvc://models/nowhere")
     await pool.budget()
@@ -161,7 +161,6 @@ async def test_a_missing_source_is_never_ready_and_says_where(pool: Rig):
 
 
 async def test_a_load_that_fails_shows_place_reason_and_exit_code_and_a_changed_spec_recovers(pool: Rig):
-    """B22, B23 (b)."""
     failure = pb.Failure(
         reason="LoadFailedPermanent", message="builder ran out of memory", permanent=True, exit_code=137
     )
@@ -185,7 +184,7 @@ async def test_a_load_that_fails_shows_place_reason_and_exit_code_and_a_changed_
 
 
 async def test_a_field_that_the_api_server_dropped_is_named_with_the_nearest(pool: Rig):
-    """B30: a client without strict validation."""
+    """A client without strict validation."""
     await pool.budget()
     applied = '{"spec": {"budgetRef": {"name": "default"}, "residancy": "device", "batching": {"maxSizes": 4}}}'
     await pool.model("minilm")
@@ -268,7 +267,7 @@ async def test_a_model_that_fits_nowhere_says_what_is_missing(pool: Rig):
 
 
 async def test_deletion_of_a_model_waits_for_nobody(pool: Rig):
-    """B18: the worker is dead, the model never loaded."""
+    """The worker is dead, the model never loaded."""
     pool.prepare = lambda worker: worker.slow.add("stuck")
     await pool.budget()
     await pool.model("stuck", residency="device")

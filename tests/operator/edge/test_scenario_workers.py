@@ -69,7 +69,6 @@ async def test_a_worker_whose_label_was_removed_by_force_is_replaced_and_its_mod
 
 
 async def test_a_restarted_worker_is_told_again_what_it_serves(pool: Rig):
-    """B23 (a)."""
     await pool.budget()
     await pool.model("minilm", residency="device")
     await pool.until_condition(MODELS, "minilm", "Ready", "True")
@@ -146,7 +145,6 @@ async def test_a_worker_that_is_heard_answers_although_kubernetes_has_not_heard_
 
 
 async def test_a_new_operator_keeps_pods_assignments_and_conditions_and_has_a_higher_epoch(bare: Rig):
-    """B25, B27."""
     first = bare.start_operator()
     await bare.budget(replicas=2)
     for name in ("one", "two", "three"):
@@ -264,7 +262,6 @@ async def test_scaling_down_moves_models_before_it_deletes_and_no_moment_is_with
 
 
 async def test_a_changed_spec_replaces_workers_one_at_a_time(pool: Rig):
-    """B27."""
     await pool.budget(replicas=3)
     await pool.until_condition(BUDGETS, "default", "WorkersReady", "True")
     await pool.model("minilm", residency="device")
@@ -289,7 +286,7 @@ async def test_a_changed_spec_replaces_workers_one_at_a_time(pool: Rig):
 
 
 async def test_a_reverted_change_leaves_one_generation_of_pods(pool: Rig):
-    """B27: reverted half way through its rollout."""
+    """Reverted half way through its rollout."""
     await pool.budget(replicas=2)
     await pool.until_condition(BUDGETS, "default", "WorkersReady", "True")
     before = await _uids(pool)
@@ -312,7 +309,7 @@ async def test_a_reverted_change_leaves_one_generation_of_pods(pool: Rig):
 
 
 async def test_pods_of_an_earlier_release_stay_until_the_update_is_asked_for(bare: Rig):
-    """B27: an upgrade of the operator restarts nothing."""
+    """An upgrade of the operator restarts nothing."""
     old = bare.start_operator()
     await bare.budget()
     await bare.until_condition(BUDGETS, "default", "Ready", "True")
@@ -380,7 +377,7 @@ async def test_pods_that_the_api_server_refuses_are_explained(pool: Rig):
     ],
 )
 async def test_pods_that_do_not_run_are_explained(pool: Rig, status: dict, reason: str, text: str):
-    """B22: with the exit code."""
+    """With the exit code."""
     pool.kubelet = False
     await pool.budget()
     await pool.model("minilm")
@@ -417,7 +414,6 @@ async def test_a_refused_plan_is_shown_with_its_cure(pool: Rig):
 
 
 async def test_deleting_a_budget_ends_in_time_although_its_workers_are_dead(pool: Rig):
-    """B18, B19."""
     await pool.budget(replicas=2)
     await pool.until_condition(BUDGETS, "default", "WorkersReady", "True")
     for worker in pool.workers.values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models to workers: who goes where, and why; the numbers of the first system's tests where they still apply."""
+"""Models to workers: who goes where, and why."""
 
 from __future__ import annotations
 

@@ -248,7 +248,6 @@ def test_a_pod_that_takes_long_to_start_is_starting_and_not_silent(build: Builde
 
 
 def test_definitions_of_another_release_are_said(build: Builder):
-    """B28."""
     now = situation(build.worker("a", state=state()), stale_definitions=["InferenceModel spec.batching.maxSize"])
     assert said(now)["Degraded"] == ("True", "UnknownField")
     assert "lack InferenceModel spec.batching.maxSize: apply crds/*.yaml" in facts(now)["Degraded"].message

@@ -264,7 +264,7 @@ def test_the_headers_give_the_size_before_anything_is_loaded(build: Builder):
 
 
 def test_a_crashed_container_is_told_although_its_worker_once_reported(build: Builder):
-    """B22: known and silent, but the kubelet says why."""
+    """Known and silent, but the kubelet says why."""
     trouble = Trouble(Reason.WORKER_CRASHED, "pod a: exit code 137 (OOMKilled)", 137)
     now = situation(build, build.worker("a", build.state(), heard=0.0, ready=False, trouble=trouble))
     found = said(now)
@@ -276,7 +276,7 @@ def test_a_crashed_container_is_told_although_its_worker_once_reported(build: Bu
 
 
 def test_a_pod_that_is_not_ready_is_not_waited_for_by_a_new_leader(build: Builder):
-    """B21: operator and workers died together."""
+    """Operator and workers died together."""
     good = merge(facts(situation(build, build.worker("a", build.state())), []), [], generation=1, now=NOW)
     dead = situation(build, build.worker("a", heard=None, ready=False))
     assert said(dead, good)["Ready"] == ("False", "WorkersStarting")

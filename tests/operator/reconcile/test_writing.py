@@ -40,7 +40,7 @@ def test_a_condition_keeps_its_time_until_its_status_changes():
 
 
 def test_a_status_has_no_field_that_the_installed_definition_lacks():
-    """B28: for one such field the API server refuses the whole status."""
+    """For one such field the API server refuses the whole status."""
     stale = ["WeightBudget status.hostNodes", "WeightBudget status.device.free", "WeightBudget status.gone.deep"]
     body = {"hostNodes": ["a"], "device": {"free": "1", "budget": "2"}, "replicas": 1}
     assert declared(body, "WeightBudget", stale) == {"device": {"budget": "2"}, "replicas": 1}

@@ -161,7 +161,7 @@ def test_a_bundle_that_hangs_is_killed_in_time(builder, endless_bundle, request_
 
 
 def test_a_builder_that_dies_is_reported_with_its_signal(builder, endless_bundle, request_for):
-    """B22: the exit code of a builder that ran out of memory reaches the status."""
+    """The exit code of a builder that ran out of memory reaches the status."""
 
     def kill_when_running(text):
         if text.startswith("running"):

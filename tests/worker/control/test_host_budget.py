@@ -54,7 +54,7 @@ def test_an_automatic_budget_leaves_the_process_its_memory():
 
 
 def test_a_budget_larger_than_the_mount_is_refused_with_what_to_set():
-    """B16: a mount of 64 MiB, the default of a container, and a budget of 128 MiB."""
+    """A mount of 64 MiB, the default of a container, and a budget of 128 MiB."""
     failure = check(host(budget="128m"), FACTS, process=0)
     assert failure.reason is Reason.SHM_TOO_SMALL
     for part in (

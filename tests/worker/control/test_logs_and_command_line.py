@@ -81,7 +81,7 @@ def test_the_configuration_file_is_named_before_or_behind_the_command(tmp_path, 
 
 @pytest.mark.parametrize("typo", ["devise: {}", "device: {bugdet: 3}", "serving: {httpPrt: 1}"])
 def test_a_misspelled_key_is_refused_with_the_nearest(tmp_path, typo, capsys):
-    """B30: one letter off, at any depth."""
+    """One letter off, at any depth."""
     (tmp_path / "w.yaml").write_text(typo)
     assert main.main(["check-config", str(tmp_path / "w.yaml")]) == 2
     assert "did you mean" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_a_worker_that_serves_sweeps_the_executable_store_but_not_what_it_uses(
 
 
 def test_models_larger_than_the_budget_together_are_swapped(config_for, start, four):
-    """B01, B04: more models than fit are all answered; nothing fails while they take turns."""
+    """More models than fit are all answered; nothing fails while they take turns."""
     worker = start(config_for(managed=True, device={"budget": "16m"}))
     worker.assign(*(assigned(bundle) for bundle in four))
     worker.until(lambda state: sum(m.phase in CALLABLE for m in state.models) == 4)
@@ -134,7 +134,7 @@ def test_models_larger_than_the_budget_together_are_swapped(config_for, start, f
 
 
 def test_bytes_that_cannot_fit_are_refused_before_anything_is_compiled(config_for, start, tmp_path):
-    """B02: sizes come from the headers, so a model too large is refused by its real size and nothing is evicted for it."""
+    """Sizes come from the headers, so a model too large is refused by its real size and nothing is evicted for it."""
     large = pack_small(tmp_path / "large", mebibytes=20)
     worker = start(config_for(managed=True, device={"budget": "16m"}))
     (verdict,) = worker.assign(assigned(large)).refused
@@ -165,7 +165,7 @@ def test_setting_what_the_refusal_names_makes_the_model_fit(config_for, start, t
 
 @pytest.mark.parametrize("what", ["missing", "broken"])
 def test_a_bundle_that_cannot_be_read_is_refused_and_never_ready(config_for, start, small_bundle, tmp_path, what):
-    """B22: reason and place at once, never callable in between; the others serve."""
+    """Reason and place at once, never callable in between; the others serve."""
     path = tmp_path / "bad"
     if what == "broken":
         path.mkdir()
@@ -187,7 +187,7 @@ def test_a_bundle_that_cannot_be_read_is_refused_and_never_ready(config_for, sta
 
 
 def test_a_permanent_failure_waits_for_a_changed_spec(config_for, start, small_bundle, tmp_path):
-    """B23 (b): no hot loop, and recovery when the spec changes."""
+    """No hot loop, and recovery when the spec changes."""
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "manifest.yaml").write_text("format: nonsense")
     worker = start(config_for(managed=True))
@@ -306,7 +306,7 @@ def test_a_worker_that_stands_alone_ends_when_its_plan_does_not_fit(config_for, 
 
 
 def test_a_restarted_worker_serves_without_its_operator(config_for, start, small_bundle):
-    """B23 (a): the last accepted assignment and epoch survive."""
+    """The last accepted assignment and epoch survive."""
     config = config_for(managed=True)
     first = start(config)
     first.assign(assigned(small_bundle, "m"), epoch=5, generation=9)

@@ -115,7 +115,6 @@ def test_a_model_larger_than_a_segment_spans_several(pool, bundle, read):
 
 
 def test_each_start_trims_to_the_budget_the_least_recently_used_first(pool, bundle, read):
-    """A15."""
     first = pool(budget=16, segment=4)
     names = [bundle(f"m{index}", 3) for index in range(4)]
     for one in names:

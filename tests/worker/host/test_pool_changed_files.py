@@ -30,12 +30,12 @@ def paused_reads(monkeypatch, at, action):
 
 
 def cut(path, other):
-    """B14 (a): truncate -s 0."""
+    """As `truncate -s 0` changes it."""
     os.truncate(path, 0)
 
 
 def copied_onto(path, other):
-    """B14 (b): cp other bytes onto it."""
+    """As `cp` of another file onto it changes it."""
     shutil.copyfile(other, path)
 
 
@@ -82,7 +82,7 @@ def grown(path, other):
 def test_a_file_changed_in_place_while_it_is_read_fails_that_load_and_leaves_nothing(
     pool, bundle, read, monkeypatch, changed, budget, threads
 ):
-    """B14 (a, b): NVIDIA/TensorRT-LLM#17368, sgl-project/sglang#6083, huggingface/safetensors#762."""
+    """NVIDIA/TensorRT-LLM#17368, sgl-project/sglang#6083, huggingface/safetensors#762."""
     store, one, other = pool(budget=budget, file_threads=threads), bundle("a", 16), bundle("b", 16)
     path = one.path / one.manifest.weights.file
     before = path.read_bytes()
@@ -111,7 +111,7 @@ def test_a_file_changed_in_place_after_it_was_read_leaves_the_copy_as_it_was(poo
 
 
 def test_a_file_renamed_over_the_one_that_is_read_is_for_the_next_load(pool, bundle, tmp_path, monkeypatch, read):
-    """B14 (c): the load that began has the old bytes, and so has every other before a reload; the next has the new ones."""
+    """The load that began has the old bytes, and so has every other before a reload; the next has the new ones."""
     store, one = pool(budget=64, file_threads=1), bundle("a", 16)
     expected = packed_bytes(one)
     path = one.path / one.manifest.weights.file

@@ -16,7 +16,6 @@ def counts(store):
 
 
 def test_a_miss_fills_a_region_and_a_hit_reads_no_file(pool, bundle, read):
-    """Facts 6 and 25 of the first system."""
     store, one = pool(budget=16), bundle("a", 3)
     transfer = store.acquire(one, keep=False)
     assert transfer.kept
@@ -115,7 +114,6 @@ def test_models_with_the_same_weights_share_one_copy(pool, bundle, tmp_path, rea
 
 
 def test_other_weights_shapes_names_or_types_are_other_copies(pool, bundle, tmp_path):
-    """Fact 26."""
     store = pool(budget=16)
     one = bundle("a", 2, seed=7)
     store.acquire(one, keep=False).close()

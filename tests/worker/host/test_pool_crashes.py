@@ -35,7 +35,7 @@ def test_killed_at_any_system_call_the_pool_is_whole_at_the_next_start(bundle, s
 
 
 def test_killed_fifty_times_while_reading_it_never_leaks_and_always_starts(bundle, small_mount):
-    """B15: 64 MiB of shared memory, models of 10 MiB. sgl-project/sglang#40723, vllm-project/vllm#51317,
+    """64 MiB of shared memory, models of 10 MiB. sgl-project/sglang#40723, vllm-project/vllm#51317,
     triton-inference-server/server#7481.
     """
     found = run("during_reads", small_mount / "pool", 32 * MIB, [bundle("a", 10), bundle("b", 10)])

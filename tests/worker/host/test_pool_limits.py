@@ -62,7 +62,7 @@ def right(bundles, loads):
 
 
 def test_at_the_start_as_many_segments_are_made_as_the_memory_limit_leaves(group, big_mount, bundle):
-    """B16, at run time: kubernetes/kubernetes#28272."""
+    """kubernetes/kubernetes#28272."""
     bundles = [bundle("a", 3), bundle("b", 30)]
     found = found_by("at_the_start", group, big_mount / "pool", bundles)
     assert 2 <= found["segments"] <= 4

@@ -22,7 +22,7 @@ def counts(store):
 
 
 def test_of_many_who_want_a_model_one_reads_it_and_the_others_see_its_progress(pool, bundle, read, monkeypatch):
-    """B33, fact 30: the same model is read once."""
+    """The same model is read once."""
     store, one = pool(budget=32), bundle("a", 8)
     waiting = threading.Event()
     reads = []
@@ -64,7 +64,6 @@ def test_of_many_who_want_a_model_one_reads_it_and_the_others_see_its_progress(p
 
 
 def test_eight_processes_that_want_one_model_at_once_read_it_once(worker, bundle):
-    """B33, fact 30, between processes."""
     one = bundle("a", 24)
     workers = [worker(budget=32, wait=False) for _ in range(8)]
     for other in workers:

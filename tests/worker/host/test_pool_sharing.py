@@ -16,7 +16,6 @@ def sha256(bundle):
 
 
 def test_a_copy_that_one_worker_filled_is_a_hit_for_the_other(worker, pool, bundle):
-    """Facts 28 and 30 of the first system."""
     other, one = worker(budget=16), bundle("a", 3)
     assert other.ask("acquire", one.path) == {"kept": True, "sha256": sha256(one), "hits": 0}
     store = pool(budget=16, segment=4)

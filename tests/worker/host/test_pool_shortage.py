@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def test_a_budget_that_the_file_system_or_memory_limit_cannot_hold_gets_fewer_segments(pool, bundle, read):
-    """B16: at run time the pool falls back, and says why."""
+    """At run time the pool falls back, and says why."""
     room = [10 * MIB]
 
     def limits(_):

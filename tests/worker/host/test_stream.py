@@ -37,7 +37,7 @@ def test_a_stream_brings_the_packed_bytes_once_and_in_order(ring, bundle, read):
 
 
 def test_streams_read_ahead_while_another_is_copied_and_leave_it_its_buffers(ring, bundle, read):
-    """B33: with a slow source, the reads of models that wait for their turn overlap."""
+    """With a slow source, the reads of models that wait for their turn overlap."""
     bundles = [bundle(name, 0.5) for name in "abc"]
     streams = [stream(ring, one) for one in bundles]
     with ring._changed:
@@ -81,7 +81,7 @@ def test_a_stream_that_is_never_copied_gives_every_buffer_back(ring, bundle):
 
 
 def test_a_digest_that_is_wrong_is_found_after_the_last_chunk(ring, bundle, read):
-    """B14 (b): other bytes of the same size."""
+    """Other bytes of the same size."""
     one = bundle("a", 0.25)
     path = one.path / one.manifest.weights.file
     data = bytearray(path.read_bytes())

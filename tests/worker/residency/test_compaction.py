@@ -38,7 +38,6 @@ def fragmented(rig, *, capacity=16, width=2):
 
 
 def test_a_load_for_which_no_block_is_free_slides_others_and_nobody_goes(rig):
-    """B12."""
     worker, rest = fragmented(rig)
     worker.register("new", 6)
     worker.load("new")
@@ -100,7 +99,6 @@ def test_move_slides_everything_down_and_drops_nothing(rig):
 
 
 def test_free_without_names_drops_what_is_not_pinned(rig):
-    """Fact 14 of the first system."""
     worker = rig(10)
     worker.register("p", 3, "device")
     worker.register("a", 4)
@@ -115,7 +113,6 @@ def test_free_without_names_drops_what_is_not_pinned(rig):
 
 
 def test_free_brings_back_the_named_ones(rig):
-    """Fact 15 of the first system."""
     worker = rig(10)
     for name in "ab":
         worker.register(name, 4)
@@ -151,7 +148,6 @@ def test_a_named_model_that_cannot_be_read_is_named_with_the_reason(rig):
 
 
 def test_a_compaction_waits_for_running_executions_and_nobody_fails(rig):
-    """B05."""
     worker, rest = fragmented(rig)
     lease = worker.manager.lease(rest[0])
     before = np.asarray(lease.arrays[0]).tobytes()
@@ -168,7 +164,6 @@ def test_a_compaction_waits_for_running_executions_and_nobody_fails(rig):
 
 
 def test_requests_held_back_by_a_compaction_that_freed_their_model_are_loaded_for(rig):
-    """B06."""
     worker = rig(10)
     for name in "ab":
         worker.register(name, 4)
@@ -195,7 +190,6 @@ def test_a_second_compaction_is_refused_while_one_runs(rig):
 
 
 def test_a_model_loaded_for_a_request_that_has_not_run_is_not_freed(rig):
-    """B33."""
     worker = rig(10)
     worker.register("a", 4)
     worker.queues.waiting["a"] = 1
@@ -215,7 +209,7 @@ def test_a_named_model_that_is_forgotten_meanwhile_does_not_hold_the_answer_up(r
 
 
 def test_memory_that_cannot_slide_is_emptied_once_and_the_load_tried_again(rig, monkeypatch):
-    """A10, B12: bytes enough, no block, nothing in the way."""
+    """Bytes enough, no block, nothing in the way."""
     worker, rest = fragmented(rig)
     monkeypatch.setattr(worker.memory, "moves_for", lambda nbytes: still(worker, nbytes))
     worker.register("new", 6)
@@ -228,7 +222,6 @@ def test_memory_that_cannot_slide_is_emptied_once_and_the_load_tried_again(rig, 
 
 
 def test_a_load_across_pinned_models_that_cannot_slide_is_refused_with_the_largest_block(rig, monkeypatch):
-    """A12."""
     worker = rig(10)
     worker.register("a", 4)
     worker.load("a")

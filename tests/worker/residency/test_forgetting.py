@@ -45,7 +45,6 @@ def test_an_executing_model_leaves_when_its_last_execution_has_ended(rig):
 
 
 def test_a_model_that_is_being_fetched_leaves_at_once_and_its_waiter_is_told(rig):
-    """B18 (c)."""
     worker = rig(10)
     worker.register("a", 5)
     worker.manager.want("a")
@@ -85,7 +84,6 @@ def test_a_model_that_waits_for_room_leaves_at_once(rig):
 
 @pytest.mark.parametrize("stage", ["fetching", "filling", "executing"])
 def test_a_name_that_comes_back_at_once_is_a_new_model(rig, stage):
-    """B23 (c)."""
     worker = rig(20)
     worker.register("a", 5)
     lease = None

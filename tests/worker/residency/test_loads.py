@@ -62,7 +62,6 @@ def test_a_model_for_which_there_is_no_room_takes_that_of_another(rig):
 
 
 def test_one_of_twelve_equals_goes_for_a_thirteenth(rig):
-    """B01."""
     worker = rig(12 * 5)
     for i in range(13):
         worker.register(f"m{i}", 5)
@@ -187,7 +186,6 @@ def test_scratch_beyond_the_pool_is_refused(rig):
 
 
 def test_a_failed_upload_leaves_the_device_bytes_as_they_were(rig):
-    """B07."""
     worker = rig(10)
     worker.register("a", 9)
     worker.store.fail_chunk = 2
@@ -229,7 +227,7 @@ def test_a_source_that_cannot_be_read_costs_nobody_their_place(rig):
 
 
 def test_failed_loads_are_tried_again_at_growing_intervals_and_refused_meanwhile(rig):
-    """B08: no hot loop."""
+    """No hot loop."""
     worker = rig(10)
     worker.register("a", 1)
     error = BundleError("SourceNotFound", "a: gone")
@@ -246,7 +244,6 @@ def test_failed_loads_are_tried_again_at_growing_intervals_and_refused_meanwhile
 
 
 def test_an_invalid_bundle_is_not_tried_again_until_it_is_registered_anew(rig):
-    """B08, B23."""
     worker = rig(10)
     worker.register("a", 1)
     worker.manager.want("a")
@@ -273,7 +270,6 @@ def test_a_success_clears_the_failure(rig):
 
 
 def test_different_models_are_fetched_at_the_same_time_and_each_once(rig):
-    """B33."""
     worker = rig(8)
     for name in "abc":
         worker.register(name, 4)
@@ -283,7 +279,7 @@ def test_different_models_are_fetched_at_the_same_time_and_each_once(rig):
 
 
 def test_a_model_just_loaded_is_kept_until_its_waiter_has_run(rig):
-    """B33, B06: three models, room for two, all asked for at once."""
+    """Three models, room for two, all asked for at once."""
     worker = rig(8)
     for name in "abc":
         worker.register(name, 4)
@@ -400,7 +396,7 @@ def test_the_largest_waiting_load_is_reported(rig):
 
 
 def test_two_models_that_do_not_fit_together_swap_a_few_times_a_second_and_every_request_runs(rig):
-    """B04: A B A A B A at 5/s for 60 s, loads of half a second."""
+    """A B A A B A at 5/s for 60 s, loads of half a second."""
     worker = rig(4)
     worker.register("a", 4)
     worker.register("b", 4)

@@ -42,7 +42,7 @@ def test_a_pinned_model_never_goes_for_another(rig):
 
 
 def test_pinned_models_beyond_the_device_are_refused_one_by_one(rig):
-    """B03: device use never exceeds the plan."""
+    """Device use never exceeds the plan."""
     worker = rig(10)
     answers = [worker.register(f"p{i}", 4, "device") for i in range(4)]
     worker.settle()

@@ -153,7 +153,7 @@ def test_a_cold_model_is_loaded_for_its_caller_while_others_are_answered(make_ri
 
 
 def test_the_weights_of_every_cold_model_are_asked_for_at_once(make_rig, affine):
-    """B33: loads of different models overlap, and no model is asked for twice by its second caller."""
+    """Loads of different models overlap, and no model is asked for twice by its second caller."""
     rig = make_rig(automatic=False)
     for name in ("a", "b", "c"):
         rig.add(name, affine)
@@ -216,7 +216,7 @@ def test_a_deadline_ends_the_wait_for_a_load(make_rig, affine):
 
 
 def test_calls_that_race_with_evictions_of_their_model_are_all_answered(make_rig, affine):
-    """B06: a request at the moment of an eviction runs after a reload; none is lost or hangs."""
+    """A request at the moment of an eviction runs after a reload; none is lost or hangs."""
     rig = make_rig(max_queue=1000)
     rig.add("affine", affine)
     check(rig.submit("affine", rows(1), batch=1), affine, rows(1))

@@ -112,7 +112,7 @@ def rows(seed: int, count: int = 1) -> np.ndarray:
 
 
 def test_models_that_do_not_fit_together_are_called_in_turn_and_every_answer_is_right(make_worker, models):
-    """B04: two models share room for one; calls of one model are collated, swaps stay far below the calls."""
+    """Two models share room for one; calls of one model are collated, swaps stay far below the calls."""
     worker = make_worker(arena=3 * MIB // 2)
     for name in "ab":
         assert worker.add(name, models[name]) is None
