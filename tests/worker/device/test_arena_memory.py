@@ -153,3 +153,7 @@ def test_a_compaction_that_fails_half_way_declares_the_device_lost() -> None:
     backend.failing = False
     with pytest.raises(DeviceLostError, match="half way"):
         memory.compact()
+    with pytest.raises(DeviceLostError, match="half way"):
+        memory.lease("b")
+    with pytest.raises(DeviceLostError, match="half way"):
+        memory.place("c", Weights.of_bytes(KIB).layout)

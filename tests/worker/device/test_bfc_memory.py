@@ -170,6 +170,23 @@ def test_an_upload_that_the_allocator_refuses_leaves_its_bytes_as_before():
     check(memory, "a", weights)
 
 
+def test_an_upload_that_is_refused_makes_admission_count_the_bytes_that_are_free():
+    pool = SimulatedPool(256 * KIB)
+    memory = BfcMemory(pool, scratch=0)
+    held = pool.put(np.zeros(128 * KIB, np.uint8))
+    weights = model(200)
+    memory.place("a", weights.layout)
+    with pytest.raises(DeviceError, match="cannot be allocated"):
+        memory.fill("a", weights.chunks())
+    memory.abandon("a")
+    assert memory.statistics().free == 128 * KIB
+    with pytest.raises(NotPlaceableError):
+        memory.place("a", weights.layout)
+    pool.free(held)
+    load(memory, "b", model(16))
+    assert memory.exact
+
+
 def test_pinned_bytes_are_those_of_the_chunks():
     memory = BfcMemory(SimulatedPool(1024 * KIB), scratch=0)
     load(memory, "hole", model(128))

@@ -178,6 +178,20 @@ def test_requests_held_back_by_a_compaction_that_freed_their_model_are_loaded_fo
     assert worker.queues.loaded_calls == ["a", "b", "b"]
 
 
+def test_a_model_that_is_held_back_on_the_device_is_not_expected_to_take_as_long_as_its_load(rig):
+    worker = rig(10)
+    for name in "ab":
+        worker.register(name, 4)
+    worker.load("a", "b", load_seconds=20.0)
+    lease = worker.manager.lease("a")
+    worker.compact("move")
+    assert worker.manager.want("b") is Readiness.LOADING
+    assert worker.manager.expected_load_seconds("b") is None
+    lease.release()
+    worker.settle()
+    assert worker.manager.want("b") is Readiness.READY
+
+
 def test_a_second_compaction_is_refused_while_one_runs(rig):
     worker, rest = fragmented(rig)
     lease = worker.manager.lease(rest[0])

@@ -132,6 +132,36 @@ def test_closing_drops_what_waits_and_closes_its_transfers(tmp_path):
     assert [transfer.closed for transfer in transfers] == [1, 1]
 
 
+def test_closing_does_not_wait_for_the_rest_of_a_stream(tmp_path):
+    class Slow(Transfer):
+        def __init__(self):
+            super().__init__()
+            self.asked, self.go = threading.Event(), threading.Event()
+            self.given = 0
+
+        def chunks(self):
+            for _ in range(3):
+                self.asked.set()
+                assert self.go.wait(10)
+                self.given += 1
+                yield object()
+
+    stream = Slow()
+    loader, posts = make(Store(1), Memory())
+    errors = []
+    loader.fill("stream", stream, lambda error, _: errors.append(error))
+    assert stream.asked.wait(10)
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    while loader._fills.qsize() < 1:  # the end is there, and so the stream is known to be unwanted
+        pass
+    stream.go.set()
+    closer.join(10)
+    posts.get(timeout=10)()
+    assert [str(error) for error in errors] == ["the worker ends while a stream is read"]
+    assert (stream.given, stream.closed) == (1, 1)
+
+
 class Held(Memory):
     """Fills nothing before it is let go."""
 

@@ -9,6 +9,7 @@ from helpers.plain_bundles import packed_bytes
 
 from ballast_contract.reasons import Reason
 from ballast_worker.bundle.errors import BundleError
+from ballast_worker.device.backend import DeviceLostError
 from ballast_worker.device.memory import DeviceMemoryError
 from ballast_worker.residency.demand import Readiness
 from ballast_worker.residency.protocol import Tier
@@ -458,3 +459,15 @@ def test_one_thread_stays_free_for_requests_however_many_models_move_here(rig):
     assert len(worker.loader.fetches) == worker.loader.file_threads - 1
     worker.manager.want("hot")
     assert worker.loader.fetches[-1][0] is worker.bundle("hot", 1)
+
+
+def test_a_load_that_finds_the_device_lost_is_not_taken_for_a_failure_of_its_model(rig):
+    worker = rig(10)
+    worker.register("a", 4)
+    worker.manager.want("a")
+    worker.loader.end_fetch()
+    worker.run()
+    worker.loader.end_fill(error=DeviceLostError("the context is lost"))
+    with pytest.raises(DeviceLostError, match="context"):
+        worker.run()
+    assert worker.queues.refused_calls == []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ballast_contract.reasons import Reason
+from ballast_worker.device.backend import DeviceLostError
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving import executions
 from ballast_worker.serving.call import Call
@@ -312,6 +313,37 @@ def test_a_device_that_takes_no_more_work_ends_the_process_with_the_culprit_stil
     assert events[0] == "begin"
     assert events[1].startswith("the device takes no more work after model 'bad' (batch=1)")
     assert events[2] == "end"
+
+
+def test_an_action_that_finds_the_device_lost_ends_the_process(make_rig, affine):
+    messages = []
+    rig = make_rig(fatal=messages.append)
+    rig.add("affine", affine)
+
+    def lost() -> None:
+        raise DeviceLostError("a compaction failed half way")
+
+    rig.engine.post(lost)
+    rig.submit("affine", rows(1), batch=1).refusal()
+    assert messages == ["the device is lost: a compaction failed half way"]
+
+
+def test_a_device_thread_that_cannot_go_on_ends_the_process(make_rig, affine):
+    messages = []
+    rig = make_rig(fatal=messages.append)
+    rig.add("affine", affine)
+    rig.on_device(lambda: rig.residency.complete("affine"))
+
+    def lease(name):
+        raise MemoryError("no memory for a view")
+
+    rig.residency.lease = lease
+    with held(rig):
+        rig.submit("affine", rows(1), batch=1)
+        rig.engine.submit(Call("other", (rows(1),), {"batch": 1}, rig.clock() + 60, lambda _: None))
+    rig.engine.stop(drain_seconds=0.0)
+    assert messages == ["the device thread cannot go on: MemoryError('no memory for a view')"]
+    assert rig.submit("affine", rows(1), batch=1).refusal().reason is Reason.DRAINING
 
 
 def test_a_caller_whose_answer_cannot_be_taken_harms_nobody(rig, affine):

@@ -82,6 +82,7 @@ class ArenaMemory:
 
     def place(self, key: str, layout: Layout, *, pinned: bool = False) -> None:
         """Reserve an extent for `key` in state filling, at its previous place where that costs nothing; else best fit."""
+        self._check()
         with self._lock:
             self._arena.place(key, layout.nbytes, pinned=pinned)
             self._contents[key] = _Content(layout)
@@ -132,6 +133,7 @@ class ArenaMemory:
 
     def lease(self, key: str) -> ExtentLease:
         """The right to execute from an extent; its views are built anew after a move."""
+        self._check()
         with self._lock:
             extent = self._arena.lease(key)
             content = self._contents[key]
@@ -207,8 +209,7 @@ class ArenaMemory:
 
     def _carry_out(self, moves: Sequence[compaction.Move]) -> Moves:
         """Move bytes, then the books. Nothing leases or frees meanwhile: only this thread does."""
-        if self._lost:
-            raise self._lost
+        self._check()
         began = self._clock()
         try:
             for move in moves:
@@ -225,6 +226,11 @@ class ArenaMemory:
             self._forget(move.key, move.source, content)
             content.views = None
         return Moves(len(moves), sum(move.nbytes for move in moves), self._clock() - began)
+
+    def _check(self) -> None:
+        """Raise once it is not known what lies where."""
+        if self._lost:
+            raise self._lost
 
     def _forget(self, key: str, offset: int, content: _Content) -> None:
         if content.views is not None:

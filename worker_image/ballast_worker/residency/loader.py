@@ -8,12 +8,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from ballast_worker.bundle.chunk import Chunk
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.memory import DeviceMemory
 from ballast_worker.host.store import HostStore, Transfer
@@ -149,8 +150,8 @@ class ThreadedLoader:
         )
 
     def close(self) -> None:
-        """End the threads, when the device thread has ended: reads stop at once, a copy runs to its end, the rest is
-        dropped.
+        """End the threads, when the device thread has ended: reads stop at once, a copy of what is in memory runs to its
+        end, the rest is dropped.
         """
         self._closing.set()
         self._files.shutdown(wait=True, cancel_futures=True)
@@ -166,6 +167,13 @@ class ThreadedLoader:
         if self._closing.is_set():
             raise _ClosingError(f"the worker ends; {nbytes} bytes had been read")
 
+    def _until_closing(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """A stream is read while it is copied, which may take its source minutes."""
+        for chunk in chunks:
+            if self._closing.is_set():
+                raise _ClosingError("the worker ends while a stream is read")
+            yield chunk
+
     def _copy(self) -> None:
         while isinstance(job := self._fills.get(), _Fill):
             began = self._clock()
@@ -175,7 +183,8 @@ class ThreadedLoader:
     def _fill(self, key: str, transfer: Transfer) -> Exception | None:
         try:
             try:
-                self._memory.fill(key, transfer.chunks())
+                chunks = transfer.chunks()
+                self._memory.fill(key, chunks if transfer.kept else self._until_closing(chunks))
             finally:
                 transfer.close()
         except Exception as error:  # noqa: BLE001 - likewise

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ballast_contract.config import ResidencyWish
+from ballast_worker.device.backend import DeviceLostError
 from ballast_worker.host.store import Transfer
 from ballast_worker.residency import refusals
 from ballast_worker.residency.admission import Excluded, Resident, Wait, infeasible
@@ -202,6 +203,8 @@ class Loads:
         self._loader.fill(weights.extent, transfer, partial(self._filled, weights))
 
     def _filled(self, weights: Weights, error: Exception | None, seconds: float) -> None:
+        if isinstance(error, DeviceLostError):
+            raise error  # no other load can succeed either: whoever runs the device thread ends the process
         weights.transfer = None
         weights.work_seconds += seconds
         self._exclusion.fill_ended()

@@ -209,7 +209,9 @@ class ResidencyManager:
     def expected_load_seconds(self, name: str) -> float | None:
         """See `Residency.expected_load_seconds`."""
         model = self._board.models.get(name)
-        return None if model is None else model.reload_seconds
+        if model is None or (model.live is not None and not model.live.draining):
+            return None  # it is held back at most, for as long as others need
+        return model.reload_seconds
 
     def dispatched(self, name: str) -> None:
         """See `Residency.dispatched`."""

@@ -170,7 +170,9 @@ class Residency(Protocol):
         ...
 
     def expected_load_seconds(self, name: str) -> float | None:
-        """How long a load of this model has taken lately, in seconds; None before the first."""
+        """How long a load of this model has taken lately, in seconds; None before the first, and for a model that is on the
+        device and only held back.
+        """
         ...
 
     def dispatched(self, name: str) -> None:

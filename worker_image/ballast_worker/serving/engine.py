@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 
 from ballast_contract.reasons import Reason
+from ballast_worker.device.backend import DeviceLostError
 from ballast_worker.device.gate import UploadGate
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.protocol import Residency
@@ -60,17 +61,19 @@ class DeviceEngine:
             depth: executions enqueued at once, as stated to the plan.
             journal: told before and after each dispatch.
             loaded: programs that are in the process already, by digest of their file; the first model that needs one has it.
-            fatal: called on the device thread when the device takes no more work; by default it ends the process.
+            fatal: called on the device thread when the device takes no more work, or when the thread cannot go on; by
+                default it ends the process.
             clock: monotonic seconds, the clock of `Call.deadline`.
         """
         self._device = device
         self._clock = clock
+        self._fatal = fatal or end_process
         self._accounts = Accounts()
         executions = Executions(
             device=device,
             gate=gate,
             journal=journal or NoJournal(),
-            fatal=fatal or end_process,
+            fatal=self._fatal,
             accounts=self._accounts,
             clock=clock,
         )
@@ -219,16 +222,25 @@ class DeviceEngine:
 
     def _run(self) -> None:
         """The device thread."""
-        busy = False
-        while not self._drained():
-            self._receive(block=not busy)
-            busy = self._dispatcher.step()
+        try:
+            self._serve()
+        except DeviceLostError as error:
+            self._fatal(f"the device is lost: {error}")
+        except Exception as error:  # noqa: BLE001 - a process without a device thread answers nobody
+            _log.exception("the device thread cannot go on")
+            self._fatal(f"the device thread cannot go on: {error!r}")
         self._dispatcher.refuse_all(refusals.draining())
         with self._lock:
             self._closed = True
         while not self._inbox.empty():
             self._handle(self._inbox.get())
         self._dispatcher.refuse_all(refusals.draining())
+
+    def _serve(self) -> None:
+        busy = False
+        while not self._drained():
+            self._receive(block=not busy)
+            busy = self._dispatcher.step()
 
     def _drained(self) -> bool:
         return self._drain_until is not None and (self._dispatcher.idle or self._clock() >= self._drain_until)
@@ -253,6 +265,8 @@ class DeviceEngine:
             return
         try:
             item()
+        except DeviceLostError:
+            raise
         except Exception:  # noqa: BLE001 - one action's fault must not end the device thread
             _log.exception("an action on the device thread failed")
 
