@@ -20,7 +20,8 @@ _UIDS = itertools.count(1)
 class MemoryApi:
     """Objects by kind and name; `refuse` so many of the next calls; a cut `watch` keeps what happens from `listeners`.
 
-    `written` is called before each change that the operator makes, with the object as it was and as it becomes.
+    `written` is called before each change that the operator makes, with the object as it was and as it becomes; `admit`
+    before `written`, with the same: what it returns is raised, as by a quota or an admission policy.
     """
 
     def __init__(self, *, now: Callable[[], str]) -> None:
@@ -31,6 +32,7 @@ class MemoryApi:
         self.listener: Callable[[Resource, str | None, Object], None] | None = None
         self.watching = True
         self.written: Callable[[Resource, Object | None, Object | None], None] = lambda *_: None
+        self.admit: Callable[[Resource, Object | None, Object | None], errors.ApiError | None] = lambda *_: None
         self._now = now
         self._versions = itertools.count(1)
         self._managed: dict[tuple[str, str], dict[str, Any]] = {}
@@ -49,6 +51,7 @@ class MemoryApi:
         self._fault()
         if resource.plural == "events":
             return body
+        self._admit(resource, None, body)
         if self._name(body) in self._of(resource):
             raise errors.AlreadyExists("it exists", status=409)
         self.written(resource, None, body)
@@ -57,6 +60,7 @@ class MemoryApi:
     async def apply(self, resource: Resource, body: Object, **_: Any) -> Object:
         self._fault()
         held = self._same(resource, body)
+        self._admit(resource, held, body)
         self.written(resource, held, body)
         metadata = {**held["metadata"], **{k: v for k, v in body["metadata"].items() if k != "uid"}}
         return self._replace(resource, {**held, **body, "metadata": metadata})
@@ -89,6 +93,7 @@ class MemoryApi:
             return
         if held["metadata"]["uid"] != uid:
             raise errors.Conflict("another uid", status=409)
+        self._admit(resource, held, None)
         self.written(resource, held, None)
         self.end(resource, namespace, name)
 
@@ -105,10 +110,11 @@ class MemoryApi:
         return self._of(resource).get((namespace, name))
 
     def put(self, resource: Resource, body: Object) -> Object:
-        """Create an object, or give an existing one another spec."""
+        """Create an object, or give an existing one another spec, and the annotations that are given."""
         held = self._of(resource).get(self._name(body))
         if held is not None:
             metadata = {**held["metadata"], "generation": held["metadata"]["generation"] + 1}
+            metadata |= {key: body["metadata"][key] for key in ("annotations",) if key in body["metadata"]}
             return self._replace(resource, {**held, "spec": body["spec"], "metadata": metadata})
         metadata = {
             **body["metadata"],
@@ -162,6 +168,10 @@ class MemoryApi:
             self.refuse -= 1
             self.refused += 1
             raise errors.Unavailable("the server is overloaded", status=503)
+
+    def _admit(self, resource: Resource, before: Object | None, after: Object | None) -> None:
+        if (error := self.admit(resource, before, after)) is not None:
+            raise error
 
     def _same(self, resource: Resource, body: Object) -> Object:
         held = self._held(resource, *self._name(body))

@@ -18,6 +18,7 @@ API_VERSION: Final = f"{names.API_GROUP}/{names.API_VERSION}"
 
 DNS_LABEL: Final = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 DNS_SUBDOMAIN: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+NAMESPACE: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
 _VALIDATIONS: Final = "x-kubernetes-validations"
 
@@ -181,6 +182,12 @@ ObjectName = Annotated[
     str,
     pydantic.Field(min_length=1, max_length=253),
     Spelling(f"^{DNS_SUBDOMAIN}$", "the name of a Kubernetes object: lower-case letters, digits, '-' and '.'"),
+]
+
+NamespaceName = Annotated[
+    str,
+    pydantic.Field(min_length=1, max_length=63),
+    Spelling(f"^{NAMESPACE}$", "the name of a namespace: lower-case letters, digits and '-'"),
 ]
 
 LabelKey = Annotated[str, pydantic.Field(min_length=1, max_length=316)]

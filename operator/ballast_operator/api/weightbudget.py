@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from ballast_operator.api.common import (
+    NamespaceName,
     ObjectMeta,
     ObjectName,
     Rule,
@@ -113,7 +114,7 @@ class GatewayRef(Spec):
 
     name: ObjectName
     """name is its name."""
-    namespace: ObjectName | None = None
+    namespace: NamespaceName | None = None
     """namespace is its namespace; that of the WeightBudget where left out."""
     section_name: ObjectName | None = None
     """sectionName is the listener of it; every one that fits where left out."""

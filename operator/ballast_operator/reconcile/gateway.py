@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 from ballast_contract import names
@@ -13,6 +14,8 @@ from ballast_operator.cluster.resources import BUDGETS, HTTP_ROUTES
 from ballast_operator.reconcile import naming
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.world import World
+
+logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_SECONDS: Final = 60.0
 """The kind is not watched, because most clusters do not serve it."""
@@ -38,15 +41,22 @@ def route(budget: Object, ref: GatewayRef) -> Object:
 
 
 async def tend(world: World, budget: Object, pool: Pool, ref: GatewayRef | None) -> None:
-    """Make the route as wished, or remove it, and note in `pool.unrouted` what is in the way."""
+    """Make the route as wished, or remove it, and note in `pool.unrouted` what is in the way. Raises Fenced."""
     wished, looked_at = pool.route or ("never", float("-inf"))
     fresh = ref is None or world.clock() - looked_at < _LOOK_AGAIN_SECONDS
     if wished == ref and fresh:
         return
     try:
         pool.unrouted = await _make(world, budget, ref)
-    except errors.Forbidden as error:
-        pool.unrouted = f"the operator may not write HTTPRoutes: {error}" if ref is not None else ""
+    except errors.Fenced:
+        raise
+    except errors.ApiError as error:
+        pool.unrouted = f"the API server refuses the HTTPRoute: {error}" if ref is not None else ""
+        if ref is None and not isinstance(
+            error, errors.Forbidden
+        ):  # one may be left: the next reconciliation tries again
+            logger.info("%s: the HTTPRoute cannot be removed yet: %s", budget["metadata"]["name"], error)
+            return
     pool.route = ref, world.clock()
 
 

@@ -87,6 +87,10 @@ def test_a_misspelled_field_is_refused_by_name(kubectl, manifest, field):
         (budget("b", device={"budget": "101%"}), "or a whole percentage, as in 90%"),
         (budget("b", host={"budget": "none"}), "or auto, or unlimited"),
         (budget("b", host={"fileMode": "999"}), "'999' is not a file mode: write four octal digits in quotes"),
+        (
+            budget("b", serving={"gatewayRef": {"name": "front", "namespace": "team.a"}}),
+            "is not the name of a namespace",
+        ),
         (budget("b", workers={"runAsUser": 0}), "should be greater than or equal to 1"),
         (budget("b", placement={"compaction": {"mode": "eager"}}), 'supported values: "disabled", "lazy"'),
         (

@@ -172,3 +172,14 @@ def test_resources_take_kubernetes_quantities():
     assert budget(workers={"resources": {"limits": limits}}).spec.workers.resources.limits["nvidia.com/gpu"] == "1"
     text = complaint(WeightBudgetSpec, {"workers": {"resources": {"limits": {"memory": "8 GB"}}}})
     assert "'8 GB' is not a Kubernetes quantity" in text
+
+
+@pytest.mark.parametrize(
+    ("namespace", "right"), [("ingress", True), ("7-of-9", True), ("team.a", False), ("-a", False)]
+)
+def test_the_namespace_of_a_gateway_is_the_name_of_one(namespace, right):
+    spec = {"serving": {"gatewayRef": {"name": "front.door", "namespace": namespace}}}
+    if right:
+        assert WeightBudgetSpec.model_validate(spec).serving.gateway_ref.namespace == namespace
+    else:
+        assert f"'{namespace}' is not the name of a namespace" in complaint(WeightBudgetSpec, spec)
