@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ballast_contract import config, names
 from ballast_contract.reasons import Reason
 from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
-from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS
+from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS, MODELS
 from ballast_operator.reconcile import (
     assigning,
     budget_report,
@@ -34,8 +35,11 @@ from ballast_operator.reconcile.pods import PodPlan, Wanted
 from ballast_operator.reconcile.pool import Pool, Window
 from ballast_operator.reconcile.template import Template, render
 from ballast_operator.reconcile.wishes import Model, Rejection, deleting, parse_budget, paused
-from ballast_operator.reconcile.world import World
+from ballast_operator.reconcile.world import World, model_key
 from ballast_operator.reconcile.writing import ensure
+
+_FOREIGN_SECONDS: Final = 15.0
+"""What is not ours is not watched."""
 
 
 class BudgetReconciler:
@@ -110,6 +114,7 @@ class BudgetReconciler:
         wanted = _wanted(obj, verdict, template)
         models = roster.accepted(world, obj, pool)
         timers = [placing.sample_seconds(len(models))] if found or verdict.workers.replicas else []
+        timers += [_FOREIGN_SECONDS] if pool.conflict else []
         timers += await self._pods(key, obj, pool, verdict, template, wanted, models)
         found = crew.members(world, obj)
         timers += await self._placement.run(key, obj, pool, verdict, models, found)
@@ -123,6 +128,10 @@ class BudgetReconciler:
             for resource, body in children(key.name, key.namespace, owner)
         ]
         pool.conflict = "; ".join(text for text in obstacles if text)
+        before, pool.unaddressed = pool.unaddressed, obstacles[0]
+        if pool.unaddressed != before:
+            for model in self._world.caches[MODELS].group("budget", key.namespace, key.name):
+                self._world.enqueue(model_key(key.namespace, model["metadata"]["name"]), 0.0)
 
     async def _pods(
         self,

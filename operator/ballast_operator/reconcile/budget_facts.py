@@ -178,6 +178,8 @@ def _degraded(now: Situation, workers: Fact) -> Fact:
             Reason.UNKNOWN_FIELD,
             f"the installed definitions are of another release and lack {lacking}: apply crds/*.yaml of this one",
         )
+    if now.conflict:
+        return yes(Reason.SERVICE_CONFLICT, now.conflict)
     if now.unrouted:
         return yes(Reason.ROUTE_NOT_SERVED, now.unrouted)
     if now.crowded:

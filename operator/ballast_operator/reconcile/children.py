@@ -13,7 +13,7 @@ from ballast_operator.reconcile.endpoints import service_ports
 
 
 def children(budget: str, namespace: str, owner: list[dict[str, Any]]) -> list[tuple[Resource, Object]]:
-    """The objects that a budget has whatever its models are."""
+    """The objects that a budget has whatever its models are; the Service at which the whole pool is called comes first."""
     selector = naming.worker_selector(budget)
 
     def body(name: str, component: str, spec: Object) -> Object:

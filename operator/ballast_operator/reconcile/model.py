@@ -81,9 +81,10 @@ class ModelReconciler:
         if wait is not None:
             return wait
         own = _own_address(budget, pool)
-        conflict, again = "", None
+        conflict, again = "" if own else pool.unaddressed, None
         if not paused(obj):
-            conflict, again = await self._service(key, obj, verdict, own=own)
+            obstacle, again = await self._service(key, obj, verdict, own=own)
+            conflict = conflict or obstacle
             if own and not conflict:
                 conflict = await self._slices(key, obj, verdict, involved, rollout)
                 again = _FOREIGN_SECONDS if conflict else None

@@ -18,7 +18,7 @@ class Situation:
     """Everything that a model's status is made of.
 
     `workers` are all of the pool; `targets` names of pods that placement chose; `refused` verdicts of workers on their
-    assignments, by uid; `obstacle` why nothing could be placed; `conflict` what stands where the model's Service should.
+    assignments, by uid; `obstacle` why nothing could be placed; `conflict` what stands where the Service at which it is called should.
     """
 
     verdict: Model | Rejection

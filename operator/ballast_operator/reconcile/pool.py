@@ -113,6 +113,9 @@ class Pool:
     """Times that pods ended for good since all was last as wanted."""
     blocked: str = ""
     conflict: str = ""
+    """What is in the way of the pool's children."""
+    unaddressed: str = ""
+    """What is in the way of the Service at which the whole pool is called."""
     fragmented_since: dict[str, float] = field(default_factory=dict)
     figures_at: float = float("-inf")
     """When figures were last written to the budget's status."""
