@@ -42,7 +42,7 @@ class Scene:
 
     def model(self, name: str, *, uri: str = "", **spec: Any) -> None:
         source = {"uri": uri or f"file:///models/{name}"}
-        self._put(MODELS, name, {"budgetRef": {"name": BUDGET}, "source": source, **spec})
+        self._put(MODELS, name, {"budgetRef": {"name": BUDGET}, "source": source, "replicas": 1, **spec})
 
     def annotate(self, resource: Resource, name: str, **annotations: str) -> None:
         keyed = {f"ballast.dev/{key}": value for key, value in annotations.items()}

@@ -55,7 +55,7 @@ class Reason(StrEnum):
     NAME_CONFLICT = "NameConflict"
     """Another model of the pool has the same modelName; the older one keeps it."""
     SERVICE_CONFLICT = "ServiceConflict"
-    """A Service of the model's name exists and is not ours; it is left alone."""
+    """A Service of the model's name exists and is not ours, and is left alone; or the API server refuses ours."""
     UNKNOWN_FIELD = "UnknownField"
     """The object was applied with a field that the API does not know, and the API server dropped it."""
     MODEL_STORE_NOT_SHARED = "ModelStoreNotShared"
@@ -99,7 +99,8 @@ class Reason(StrEnum):
     UPDATE_AVAILABLE = "UpdateAvailable"
     """Workers run what an earlier release of the operator made; ask for the update by annotation."""
     SECRET_CONFLICT = "SecretConflict"  # noqa: S105 - a reason, no secret
-    """The Secret that workers need for their certificate exists and was not made by Ballast; it is left alone."""
+    """The Secret that workers need for their certificate was not made by Ballast, and is left alone; or the API server refuses
+    ours."""
     INVALID_SPEC = "InvalidSpec"
     """The spec breaks a rule that the schema cannot express."""
 

@@ -90,8 +90,11 @@ class Certificates:
                     "their certificate by this name"
                 )
             wanted = self._wanted(namespace, held)
-            if wanted is None or await self._written(held, wanted):
-                return ""
+            try:
+                if wanted is None or await self._written(held, wanted):
+                    return ""
+            except (errors.Forbidden, errors.Invalid) as error:
+                return f"the API server refuses Secret '{names.WORKER_CERTIFICATE}': {error.message}"
         raise errors.Conflict(f"Secret {namespace}/{names.WORKER_CERTIFICATE} is being changed by somebody else")
 
     async def _round(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any, Final
 
 from ballast_operator.api.weightbudget import WeightBudgetSpec
@@ -17,6 +18,8 @@ from ballast_operator.reconcile.pool import Pool, Window
 from ballast_operator.reconcile.workers import Crew
 from ballast_operator.reconcile.world import World
 from ballast_operator.reconcile.writing import ensure
+
+logger = logging.getLogger(__name__)
 
 _KEY: Final = "demand.json"
 _DIGITS: Final = 6
@@ -85,4 +88,6 @@ async def store(world: World, budget: Object, pool: Pool, *, by: Key) -> None:
         },
         "data": {_KEY: json.dumps(kept, sort_keys=True)},
     }
-    await ensure(world, CONFIG_MAPS, body, uid=budget["metadata"]["uid"], by=by)
+    obstacle = await ensure(world, CONFIG_MAPS, body, uid=budget["metadata"]["uid"], by=by)
+    if obstacle:
+        logger.warning("%s: demand is not kept for the next leader: %s", by, obstacle)

@@ -12,7 +12,6 @@ from ballast_operator.api.weightbudget import Addresses
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
-from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES
 from ballast_operator.reconcile import crew, endpoints, holding, model_facts, model_status, naming
 from ballast_operator.reconcile.endpoints import Ownership
@@ -85,9 +84,11 @@ class ModelReconciler:
         if not paused(obj):
             obstacle, again = await self._service(key, obj, verdict, own=own)
             conflict = conflict or obstacle
-            if own and not conflict:
-                conflict = await self._slices(key, obj, verdict, involved, rollout)
-                again = _FOREIGN_SECONDS if conflict else None
+            held = world.caches[SERVICES].get(key.namespace, key.name)
+            if own and endpoints.ownership(held, uid=verdict.uid) is Ownership.OURS:
+                refusal = await self._slices(key, obj, verdict, involved, rollout)
+                conflict = conflict or refusal
+                again = again or (_FOREIGN_SECONDS if conflict else None)
         situation = Situation(
             verdict=verdict,
             workers=involved,
@@ -140,15 +141,8 @@ class ModelReconciler:
             existing=ours,
             owner=naming.owner(MODELS.kind, obj),
         )
-        held = {s["metadata"]["name"]: s for s in ours}
         for body in plan.write:
-            known = held.get(body["metadata"]["name"])
-            if known is None:
-                obstacle = await ensure(world, ENDPOINT_SLICES, body, uid=model.uid, by=key) or obstacle
-                continue
-            bound = {**body, "metadata": {**body["metadata"], "uid": known["metadata"]["uid"]}}
-            answer = await world.client.apply(ENDPOINT_SLICES, bound, priority=Priority.READY)
-            world.observe(ENDPOINT_SLICES, None, answer, by=key)
+            obstacle = await ensure(world, ENDPOINT_SLICES, body, uid=model.uid, by=key) or obstacle
         for stale in plan.delete:
             await delete(world, ENDPOINT_SLICES, stale, by=key)
         return obstacle

@@ -66,8 +66,16 @@ _POOL_TROUBLES: Final = frozenset(
 async def ensure(world: World, resource: Resource, body: Object, *, uid: str, by: Key) -> str:
     """Make a child of the object `uid` as wanted; returns why that is not possible, or nothing.
 
-    What stands under the name and is not ours, or is of another owner, is left alone.
+    What stands under the name and is not ours, or is of another owner, is left alone. A quota, an admission policy or a
+    schema that refuses it is such a reason; every other error of the API server is raised.
     """
+    try:
+        return await _ensure(world, resource, body, uid=uid, by=by)
+    except (errors.Forbidden, errors.Invalid) as error:
+        return f"the API server refuses {resource.kind} '{body['metadata']['name']}': {error.message}"
+
+
+async def _ensure(world: World, resource: Resource, body: Object, *, uid: str, by: Key) -> str:
     namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
     held = world.caches[resource].get(namespace, name)
     if held is None:
