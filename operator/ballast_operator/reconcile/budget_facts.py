@@ -50,10 +50,11 @@ def facts(now: Situation, existing: Sequence[Mapping[str, Any]] = ()) -> dict[st
 
 
 def _plan_fits(now: Situation) -> Fact:
-    reporting = [w for w in now.workers if w.pod.live and w.known]
+    known = [w for w in now.workers if w.pod.live and w.known]
+    reporting = [w for w in known if w.heard]
     for worker in reporting:
         view = worker.view
-        if view is None or not worker.heard:
+        if view is None:
             continue
         if view.condition.phase == pb.WORKER_PHASE_REFUSED or (
             view.plan is not None and view.plan.lines and not view.plan.fits
@@ -61,13 +62,15 @@ def _plan_fits(now: Situation) -> Fact:
             text = view.condition.failure.message or _shortfall(view.plan)
             return no(_own_reason(view.condition), f"worker {worker.name}: {text}")
     fitting = [w for w in reporting if w.view is not None and w.view.plan is not None and w.view.plan.fits]
-    silent = [w for w in reporting if w.silent]
+    silent = [w for w in known if w.silent]
     if silent:
         return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names(silent)}")
     if fitting:
         return yes(Reason.PLAN_FITS, f"on {len(fitting)} of {len(reporting)} workers that report")
     if reporting:
         return unknown(Reason.MEASURING, "no worker has made its plan yet")
+    if known:
+        return unknown(Reason.WORKERS_STARTING, f"nothing is heard from {_names(known)}, whose pods are not Ready")
     if not (isinstance(now.verdict, Rejection) or now.verdict.workers.replicas):
         return unknown(Reason.NOT_REQUESTED, "spec.workers.replicas is 0")
     return unknown(Reason.WORKERS_STARTING, "no worker has reported yet")
@@ -122,12 +125,15 @@ def _workers_ready(now: Situation) -> Fact:
 
 
 def _fragmented(now: Situation) -> Fact:
-    measured = [w for w in now.workers if w.pod.live and w.view is not None and w.view.device is not None]
-    if not measured:
+    known = [w for w in now.workers if w.pod.live and w.view is not None and w.view.device is not None]
+    if not known:
         return unknown(Reason.UNKNOWN, "no worker has reported its device memory yet")
-    silent = [w for w in measured if w.silent]
+    silent = [w for w in known if w.silent]
     if silent:
         return unknown(Reason.HEARTBEAT_STALE, f"nothing is heard from {_names(silent)}")
+    measured = [w for w in known if w.heard]
+    if not measured:
+        return unknown(Reason.WORKERS_STARTING, f"nothing is heard from {_names(known)}, whose pods are not Ready")
     for worker in sorted(measured, key=lambda w: w.name):
         since = now.fragmented_since.get(worker.uid)
         if since is not None and now.now - since >= FRAGMENTED_SECONDS and worker.view is not None:

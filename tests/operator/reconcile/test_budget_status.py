@@ -135,6 +135,25 @@ def test_a_silent_worker_makes_everything_it_knows_unknown(build: Builder):
     assert body(now)["workers"][0]["reason"] == "HeartbeatStale"
 
 
+def test_what_a_worker_said_before_it_died_is_not_known_any_more(build: Builder):
+    dead = build.worker(
+        "a", heard=80.0, ready=False, state=state(512, 1), trouble=Trouble(Reason.WORKER_CRASHED, "exit code 1", 1)
+    )
+    now = situation(dead, fragmented_since={dead.uid: 0.0})
+    found = said(now)
+    assert found["PlanFits"] == ("Unknown", "WorkersStarting")
+    assert found["Fragmented"] == ("Unknown", "WorkersStarting")
+    assert found["WorkersReady"] == ("False", "WorkerCrashed")
+    assert "a" in facts(now)["PlanFits"].message
+
+
+def test_workers_that_are_heard_speak_for_the_pool_beside_one_that_died(build: Builder):
+    dead = build.worker("a", heard=80.0, ready=False, state=state(512, 1))
+    found = facts(situation(dead, build.worker("b", state=state()), fragmented_since={dead.uid: 0.0}))
+    assert (found["PlanFits"].status, found["PlanFits"].message) == ("True", "on 1 of 1 workers that report")
+    assert found["Fragmented"].status == "False"
+
+
 @pytest.mark.parametrize(
     "reason", [Reason.PODS_FORBIDDEN, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.WORKER_CRASHED]
 )
