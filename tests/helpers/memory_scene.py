@@ -40,9 +40,10 @@ class Scene:
         whole = {"workers": workers, "modelStores": [], "host": {"budget": "0"}, **spec}
         self._put(BUDGETS, BUDGET, whole)
 
-    def model(self, name: str, *, uri: str = "", **spec: Any) -> None:
+    def model(self, name: str, *, uri: str = "", paused: bool = False, **spec: Any) -> None:
+        metadata = {"annotations": {"ballast.dev/paused": "true"}} if paused else {}
         source = {"uri": uri or f"file:///models/{name}"}
-        self._put(MODELS, name, {"budgetRef": {"name": BUDGET}, "source": source, "replicas": 1, **spec})
+        self._put(MODELS, name, {"budgetRef": {"name": BUDGET}, "source": source, "replicas": 1, **spec}, **metadata)
 
     def annotate(self, resource: Resource, name: str, **annotations: str) -> None:
         keyed = {f"ballast.dev/{key}": value for key, value in annotations.items()}

@@ -107,7 +107,9 @@ class BudgetReconciler:
                 verdict = Rejection(Reason.INVALID_SPEC, str(error))
         if isinstance(verdict, Rejection) or template is None or paused(obj):
             crew.join(world, key.namespace, key.name, found)
+            self._halt(key, pool, _halted(key.name, verdict))
             return await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=None, models=())
+        self._halt(key, pool, None)
         obj = await deletion.add_finalizer(world, obj, by=key)
         await self._children(key, obj, pool)
         await gateway.tend(world, obj, pool, verdict.serving.gateway_ref)
@@ -130,8 +132,16 @@ class BudgetReconciler:
         pool.conflict = "; ".join(text for text in obstacles if text)
         before, pool.unaddressed = pool.unaddressed, obstacles[0]
         if pool.unaddressed != before:
-            for model in self._world.caches[MODELS].group("budget", key.namespace, key.name):
-                self._world.enqueue(model_key(key.namespace, model["metadata"]["name"]), 0.0)
+            self._call_models(key)
+
+    def _halt(self, key: Key, pool: Pool, cause: Rejection | None) -> None:
+        before, pool.halted = pool.halted, cause
+        if cause != before:
+            self._call_models(key)
+
+    def _call_models(self, key: Key) -> None:
+        for model in self._world.caches[MODELS].group("budget", key.namespace, key.name):
+            self._world.enqueue(model_key(key.namespace, model["metadata"]["name"]), 0.0)
 
     async def _pods(
         self,
@@ -164,6 +174,15 @@ class BudgetReconciler:
         timers = [tend] if tend is not None else []
         waits = pool.create_after - world.clock()
         return [*timers, max(0.5, waits)] if waits > 0 or pool.creation is not None else timers
+
+
+def _halted(name: str, verdict: WeightBudgetSpec | Rejection) -> Rejection:
+    if isinstance(verdict, Rejection):
+        return Rejection(verdict.reason, f"WeightBudget '{name}' is not accepted: {verdict.message}")
+    return Rejection(
+        Reason.PAUSED,
+        f"WeightBudget '{name}' is paused, so no model is placed: remove its annotation {names.ANNOTATION_PAUSED}",
+    )
 
 
 def _wanted(obj: Object, spec: WeightBudgetSpec, template: Template) -> Wanted:

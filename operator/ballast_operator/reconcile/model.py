@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from ballast_contract import names
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.inferencemodel import InferenceModelSpec
 from ballast_operator.api.weightbudget import Addresses
@@ -68,11 +70,12 @@ class ModelReconciler:
         rollout = holding.roll_model(world, pool, verdict, found)
         involved = found.involved(targets, {*holders, *rollout.hold})
         refused = _refused(world, verdict, involved)
+        obstacle = _obstacle(obj, pool, placed=any(w.name in targets and w.pod.live for w in involved))
         wait = silence(
             obj,
             verdict,
             placeable=bool(pool.workers_seen),
-            obstacle=pool.obstacles.get(verdict.uid),
+            obstacle=obstacle,
             workers=involved,
             refused=bool(refused),
             now=world.now(),
@@ -82,8 +85,8 @@ class ModelReconciler:
         own = _own_address(budget, pool)
         conflict, again = "" if own else pool.unaddressed, None
         if not paused(obj):
-            obstacle, again = await self._service(key, obj, verdict, own=own)
-            conflict = conflict or obstacle
+            refusal, again = await self._service(key, obj, verdict, own=own)
+            conflict = conflict or refusal
             held = world.caches[SERVICES].get(key.namespace, key.name)
             if own and endpoints.ownership(held, uid=verdict.uid) is Ownership.OURS:
                 refusal = await self._slices(key, obj, verdict, involved, rollout)
@@ -95,7 +98,7 @@ class ModelReconciler:
             targets=targets,
             rollout=rollout,
             refused=refused,
-            obstacle=pool.obstacles.get(verdict.uid),
+            obstacle=obstacle,
             crowding=_crowding(pool, verdict.uid),
             conflict=conflict,
             bundle=pool.bundles.get(verdict.source),
@@ -191,6 +194,18 @@ def _own_address(budget: Object, pool: Pool) -> bool:
     spec = parse_budget(budget)
     wanted = isinstance(spec, Rejection) or spec.serving.addresses is Addresses.PER_MODEL
     return wanted and not pool.crowded
+
+
+def _obstacle(obj: Object, pool: Pool, *, placed: bool) -> Rejection | None:
+    """Why the model has fewer workers than it wants."""
+    if pool.halted is not None and not placed:
+        return pool.halted
+    found = pool.obstacles.get(obj["metadata"]["uid"])
+    if found is None and paused(obj) and not placed:
+        return Rejection(
+            Reason.PAUSED, f"it is paused, so no worker is chosen: remove its annotation {names.ANNOTATION_PAUSED}"
+        )
+    return found
 
 
 def _refused(world: World, model: Model, workers: Sequence[Worker]) -> dict[str, pb.Failure]:

@@ -36,7 +36,7 @@ def facts(now: Situation, existing: Sequence[Mapping[str, Any]]) -> dict[str, Fa
         else yes(Reason.ACCEPTED)
     )
     model = now.verdict
-    if model.spec.replicas == 0:
+    if model.spec.replicas == 0 and not (now.paused and now.targets):
         nothing = no(Reason.NOT_REQUESTED, "spec.replicas is 0")
         return _ordered(accepted, nothing, nothing, nothing, degraded or no(Reason.AS_EXPECTED))
     copies = wanted_copies(now, model)

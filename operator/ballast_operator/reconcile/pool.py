@@ -75,6 +75,8 @@ class Pool:
     frozen: frozenset[str] = frozenset()
     """Models (uid) that are paused: they stay where they are, as they are."""
 
+    halted: Rejection | None = None
+    """Why no model gets a place: the budget is paused, or not accepted."""
     recovered: bool = False
     """`targets` and `generation` were read back from the statuses of the models."""
     workers_before: frozenset[str] | None = None

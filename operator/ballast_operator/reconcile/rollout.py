@@ -34,6 +34,7 @@ def roll(
     since: Mapping[str, float],
     now: float,
     drain_seconds: float,
+    frozen: bool = False,
 ) -> Rollout:
     """What should be so now.
 
@@ -49,9 +50,10 @@ def roll(
         since: what the last call returned.
         now: the clock of `since`.
         drain_seconds: that while.
+        frozen: the model is paused: it stays although no copy may be wished any more.
     """
     wanted = [w for w in workers if w.name in targets and not w.pod.finished]
-    if model.spec.replicas == 0:
+    if model.spec.replicas == 0 and not frozen:
         return Rollout()
     moved = bool(wanted) and all(w.reached(model) and _callable(w) for w in wanted)
     old = [w for w in workers if w.uid in holders and w not in wanted and w.can_call(model) is not False]

@@ -137,3 +137,12 @@ def test_a_finished_pod_is_no_worker_any_more(build: Builder, model):
     gone = build.worker("gone", build.state(), finished=True, ready=False)
     found = roll(model, [gone], targets=["gone"], holders=["uid-gone"], exposed=[], since={}, **TIMES)
     assert (found.hold, found.serve) == (frozenset(), ())
+
+
+def test_a_paused_model_stays_on_its_workers_although_no_copy_is_wished(build: Builder):
+    gone = build.model("minilm", replicas=0)
+    worker = build.worker("a", build.state())
+    where = {"targets": ["a"], "holders": ["uid-a"], "exposed": ["uid-a"], "since": {}}
+    assert roll(gone, [worker], **where, **TIMES).hold == frozenset()
+    kept = roll(gone, [worker], **where, **TIMES, frozen=True)
+    assert (kept.hold, kept.serve) == ({"uid-a"}, ("uid-a",))
