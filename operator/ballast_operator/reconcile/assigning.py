@@ -66,7 +66,7 @@ def situation(
         starting=any(w.pod.live and not w.known and not w.leaving for w in crew),
         reading=any(m.uid in pool.waiting and pool.bundles.get(m.source) is None for m in inputs.models),
         waited=now - pool.workers_changed_at,
-        signature=placing.signature(inputs.demands),
+        signature=(placing.signature(inputs.demands), pool.frozen),  # one that is resumed gets what its pause denied it
         room=placing.room(inputs.capacities),
         workers_before=pool.workers_before,
         signature_before=pool.signature_before,

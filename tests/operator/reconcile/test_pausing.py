@@ -118,3 +118,27 @@ def test_a_model_that_is_paused_before_it_has_a_place_says_so(scene: Scene):
     scene.passes(20)
     status, reason, _ = scene.said(MODELS, "new", "Ready")
     assert (status, reason) == ("False", "Paused")
+
+
+def test_a_model_that_was_paused_before_it_had_a_place_gets_one_when_it_is_resumed(scene: Scene):
+    scene.budget()
+    scene.leads()
+    scene.model("new", paused=True)
+    scene.passes(20)
+    scene.annotate(MODELS, "new", paused="false")
+    scene.passes(20)
+    assert scene.said(MODELS, "new", "Ready")[0] == "True"
+
+
+def test_a_model_whose_copies_were_changed_while_it_was_paused_has_them_when_it_is_resumed(scene: Scene):
+    scene.budget(replicas=2)
+    scene.model("ada")
+    scene.leads()
+    scene.annotate(MODELS, "ada", paused="true")
+    scene.passes(5)
+    scene.model("ada", replicas=2)
+    scene.passes(20)
+    assert sum(worker.answers("ada") for worker in scene.cluster.live()) == 1
+    scene.annotate(MODELS, "ada", paused="false")
+    scene.passes(20)
+    assert sum(worker.answers("ada") for worker in scene.cluster.live()) == 2
