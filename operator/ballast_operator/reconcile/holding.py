@@ -82,23 +82,17 @@ def roll_out(world: World, pool: Pool, models: Sequence[Model], crew: Crew) -> t
 def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls: Mapping[str, Rollout]) -> None:
     routes = pool.routes.update(_table(models, crew, rolls), epoch=world.epoch())
     held_by: dict[str, list[Told]] = {}
-    doubtful: set[str] = set()
     for model in models:
         told = pool.messages.get(model.uid)
         if told is None or (told.spec is not model.spec and model.uid not in pool.frozen):
             told = pool.messages[model.uid] = Told.of(model)
-        if model.uid in pool.frozen:
-            doubtful.update(worker.uid for worker in crew.reporting(model))
         for uid in rolls[model.uid].hold:
             held_by.setdefault(uid, []).append(told)
     neighbours = Counter(worker.pod.node for worker in crew if worker.pod.live)
     raised = False
-    doubtful -= pool.contents.keys()
-    # The last leader may have told these an earlier spec of a paused model, which nobody knows: they keep all that they were
-    # told until they start anew or the model is resumed.
     for worker in crew:
         link = world.fleet.link(worker.uid)
-        if link is None or not worker.known or worker.uid in doubtful:
+        if link is None or not worker.known:
             continue
         held = held_by.get(worker.uid, [])
         beside = neighbours[worker.pod.node]
