@@ -92,6 +92,8 @@ class Lineup:
         self._builders = ThreadPoolExecutor(config.build.parallelism, thread_name_prefix="build")
         self._engine: Engine | None = None
         self._busy: dict[str, AssignedModel] = {}
+        # One for each name from its first hand-over until it is dropped: what is told of an earlier one is gone by then.
+        self._terms: dict[str, object] = {}
         self._retries: dict[str, _Retry] = {}
 
     def inspect(self, uri: str, digest: str) -> Future[Bundle]:
@@ -211,11 +213,9 @@ class Lineup:
             self._set(replace(view, stage=Stage.BUILT, message="built; waits for the device memory plan"))
         else:
             self._busy[name] = spec
-            built = view.built
+            offered = partial(self._offered, spec, view.built, self._terms.setdefault(name, object()))
             self._set(replace(view, stage=Stage.BUILT, message="built; is being handed over"))
-            self._engine.add(
-                servable(spec, built), lambda refusal: self._post(partial(self._offered, spec, built, refusal))
-            )
+            self._engine.add(servable(spec, view.built), lambda refusal: self._post(partial(offered, refusal)))
 
     def close(self) -> None:
         """End the threads; the workshop has been closed, so that no build is waited for."""
@@ -273,8 +273,13 @@ class Lineup:
             self._set(replace(view, built=result))
             self.advance(spec.name)
 
-    def _offered(self, spec: AssignedModel, built: Built, refusal: Refusal | None) -> None:
+    def _offered(self, spec: AssignedModel, built: Built, term: object, refusal: Refusal | None) -> None:
         if (view := self._current(spec)) is None:
+            if refusal is None and self._terms.get(spec.name) is term:
+                # The spec was changed meanwhile: what was built of it serves until the next is handed over.
+                view = self.views[spec.name]
+                self.fresh = self.fresh or view.serving is None
+                self._set(replace(view, serving=built))
             return
         if refusal is not None:
             self._refuse(spec, Failure.of(refusal))
@@ -301,10 +306,12 @@ class Lineup:
             self._retries[spec.name] = _Retry(self._clock() + pause, attempts)
 
     def _drop(self, name: str) -> None:
-        view = self.views.pop(name)
+        del self.views[name]
         self._busy.pop(name, None)
         self._retries.pop(name, None)
-        if self._engine is not None and (view.serving is not None or view.stage is Stage.BUILT):
+        self._terms.pop(name, None)
+        if self._engine is not None:
+            # Whatever its stage: an earlier spec may serve, or be on its way to the device thread.
             self._engine.remove(name, lambda: None)
         self._changed(name, None)
 
