@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.plain_bundles import random_bundle
 
 from ballast_contract.config import WorkerConfig
+from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuildResult, BuiltProgram
+from ballast_worker.bundle.reader import open_bundle
 from ballast_worker.control.assignment import AssignedModel
 from ballast_worker.control.lineup import Lineup
 from ballast_worker.control.models import Stage
@@ -19,20 +22,21 @@ from ballast_worker.control.planning import Basis, DeviceLimits
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.device.budget import Budget
+from ballast_worker.device.plan import CODE, SLACK
 
 MI = 1 << 20
 
 
 class Builder:
-    """Builds every bundle at once, into executables of so much code."""
+    """Builds every bundle at once, into the executables that the test says."""
 
     def __init__(self):
-        self.code: dict[str, tuple[int, ...]] = {}  # by digest of the bundle
+        self.code: dict[str, dict[str, int]] = {}  # bytes by executable, by digest of the bundle
 
     def build(self, request, *, progress):
         programs = tuple(
-            BuiltProgram((("batch", rows),), Path("x"), f"{request.digest} {rows}", 0, 0, nbytes, 0.0)
-            for rows, nbytes in enumerate(self.code.get(request.digest, ()), start=1)
+            BuiltProgram((("batch", rows),), Path(file), file, 0, 0, nbytes, 0.0)
+            for rows, (file, nbytes) in enumerate(self.code.get(request.digest, {}).items(), start=1)
         )
         return BuildResult(programs, len(programs), 0)
 
@@ -65,14 +69,14 @@ class Engine:
 
 
 class Rig:
-    """A line-up on a device of a gibibyte, its loop run by hand."""
+    """A line-up on a device of 16 GiB, its loop run by hand."""
 
     def __init__(self, root: Path) -> None:
         self.now = 0.0
         self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.engine, self.builder = Engine(), Builder()
         config = WorkerConfig.model_validate({"backend": "cuda"})
-        self.limits = DeviceLimits(Basis(config, Budget(1 << 30, "a test", "1Gi"), 0, 0))
+        self.limits = DeviceLimits(Basis(config, Budget(16 << 30, "a test", "16Gi"), 0, 0))
         self.lineup = Lineup(
             config=config,
             workshop=Workshop(config, self.builder),
@@ -85,7 +89,7 @@ class Rig:
 
     def until(self, reached: Callable[[], bool]) -> None:
         while not reached():
-            self.inbox.get(timeout=60)()
+            self.inbox.get(timeout=20)()
 
     def until_stage(self, name: str, stage: Stage) -> None:
         self.until(lambda: self.lineup.views[name].stage is stage)
@@ -119,7 +123,7 @@ def spec(tmp_path):
     def make(name: str, bundle: str = "", *, exists: bool = True) -> AssignedModel:
         path = tmp_path / (bundle or name)
         if exists:
-            random_bundle(path, 4096, name=name, seed=len(str(path)))
+            random_bundle(path, 4096, name=name, seed=sum(str(path).encode()))
         return AssignedModel(name, f"file://{path}")
 
     return make
@@ -159,3 +163,70 @@ def test_what_was_handed_over_before_its_model_was_removed_does_not_serve_the_ne
     rig.until_stage("m", Stage.REFUSED)
     assert rig.engine.served == {}
     assert rig.lineup.views["m"].serving is None
+
+
+@pytest.fixture
+def planned(rig):
+    """The plan has 64 MiB for executables."""
+    plan = rig.limits.basis.plan(rig.limits.basis.inputs({}))
+    assert plan.line(CODE) == 64 * MI
+    rig.limits.plan = plan
+    return rig
+
+
+@pytest.fixture
+def coded(planned, spec):
+    """A model and the MiB that each of its executables takes."""
+
+    def make(name: str, bundle: str, **mebibytes: int) -> AssignedModel:
+        made = spec(name, bundle)
+        digest = open_bundle(Path(made.uri.removeprefix("file://"))).digest
+        planned.builder.code[digest] = {file: nbytes * MI for file, nbytes in mebibytes.items()}
+        return made
+
+    return make
+
+
+def test_executables_that_serve_on_after_their_spec_was_refused_count_against_the_plan(planned, coded, spec):
+    planned.serve(coded("old", "first", x=40))
+    gone = spec("old", "nowhere", exists=False)
+    planned.lineup.apply([gone], {})
+    planned.until_stage("old", Stage.REFUSED)
+    planned.lineup.apply([gone, coded("new", "second", y=40)], {})
+    planned.until_stage("new", Stage.REFUSED)
+    assert planned.lineup.views["new"].failure.reason is Reason.INSUFFICIENT_DEVICE_MEMORY
+    assert f"beside the {40 * MI} of others" in planned.lineup.views["new"].failure.message
+
+
+def test_executables_of_a_model_that_is_being_replaced_count_beside_the_new_ones(planned, coded):
+    planned.serve(coded("a", "first", x=30))
+    replaced = coded("a", "second", y=20)
+    planned.lineup.apply([replaced], {})
+    planned.until(lambda: bool(planned.engine.offers))
+    planned.lineup.apply([replaced, coded("b", "third", z=20)], {})
+    planned.until_stage("b", Stage.REFUSED)
+    assert f"beside the {50 * MI} of others" in planned.lineup.views["b"].failure.message
+
+
+def test_an_executable_that_two_versions_share_counts_once(planned, coded):
+    planned.serve(coded("a", "first", x=40))
+    replaced = coded("a", "second", x=40)
+    planned.lineup.apply([replaced], {})
+    planned.until(lambda: bool(planned.engine.offers))
+    planned.serve(replaced, coded("b", "third", y=20))
+
+
+def test_old_executables_serve_on_in_what_the_plan_keeps_free_until_new_ones_take_over(planned, coded):
+    planned.serve(coded("a", "first", x=64))
+    planned.serve(coded("a", "second", y=64))
+
+
+def test_new_executables_that_have_no_room_beside_those_they_replace_are_refused(planned, coded):
+    planned.serve(coded("a", "first", x=64))
+    lines = tuple(replace(line, nbytes=MI) if line.name == SLACK else line for line in planned.limits.plan.lines)
+    planned.limits.plan = replace(planned.limits.plan, lines=lines)
+    planned.lineup.apply([coded("a", "second", y=2)], {})
+    planned.until_stage("a", Stage.REFUSED)
+    message = planned.lineup.views["a"].failure.message
+    assert f"and the {64 * MI} that serve until then" in message
+    assert f"the plan has {64 * MI} for code and keeps {MI} free" in message

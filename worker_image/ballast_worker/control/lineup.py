@@ -42,8 +42,10 @@ class Limits(Protocol):
         """Why weights of this size can never be served here."""
         ...
 
-    def check_built(self, built: Built, others: Iterable[Built]) -> Failure | None:
-        """Why executables of this size cannot be served here beside those of others."""
+    def check_built(self, built: Built, others: Iterable[Built], replaced: Built | None = None) -> Failure | None:
+        """Why executables of this size cannot be served here beside those of others, and those of its own model that they
+        will replace.
+        """
         ...
 
     def build_memory(self) -> int:
@@ -207,7 +209,7 @@ class Lineup:
             self._busy[name] = spec
             self._set(replace(view, stage=Stage.BUILDING))
             self._builders.submit(self._build, spec, view.bundle)
-        elif (failure := self._limits.check_built(view.built, self._others(name))) is not None:
+        elif (failure := self._limits.check_built(view.built, self._others(name), view.serving)) is not None:
             self._refuse(spec, failure)
         elif self._engine is None:
             self._set(replace(view, stage=Stage.BUILT, message="built; waits for the device memory plan"))
@@ -320,9 +322,17 @@ class Lineup:
         self._changed(view.spec.name, view)
 
     def _others(self, name: str) -> list[Built]:
-        return [
-            v.built for n, v in self.views.items() if n != name and v.built is not None and v.stage is not Stage.REFUSED
-        ]
+        """What is loaded of other models, or will be: of one that is replaced, or was refused, also what serves still."""
+        found = []
+        for other, view in self.views.items():
+            if other == name:
+                continue
+            built = view.built if view.stage is not Stage.REFUSED else None
+            if built is not None:
+                found.append(built)
+            if view.serving is not None and view.serving is not built:
+                found.append(view.serving if built is None else view.serving.without(built))
+        return found
 
 
 def servable(spec: AssignedModel, built: Built) -> ServableModel:
