@@ -23,6 +23,7 @@ from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.device.budget import Budget
 from ballast_worker.device.plan import CODE, SLACK
+from ballast_worker.residency.demand import Refusal
 
 MI = 1 << 20
 
@@ -230,3 +231,51 @@ def test_new_executables_that_have_no_room_beside_those_they_replace_are_refused
     message = planned.lineup.views["a"].failure.message
     assert f"and the {64 * MI} that serve until then" in message
     assert f"the plan has {64 * MI} for code and keeps {MI} free" in message
+
+
+CHANGED = Refusal(Reason.SOURCE_CHANGED, "the files were replaced after the bundle was opened", 1.0)
+
+
+def test_a_directory_that_was_replaced_is_looked_at_anew_once_its_old_bytes_cannot_be_loaded(rig, spec, tmp_path):
+    served = spec("m")
+    rig.serve(served)
+    old = rig.lineup.views["m"].serving
+    new = random_bundle(tmp_path / "m", 8192, name="m", seed=7)
+    rig.lineup.load_refused("m", CHANGED)
+    rig.now += 1.0
+    rig.lineup.tick()
+    assert rig.lineup.views["m"].serving is old
+    rig.until(lambda: bool(rig.engine.offers))
+    rig.engine.install()
+    rig.until_stage("m", Stage.SERVED)
+    assert rig.engine.served["m"] == new.digest
+    assert rig.lineup.views["m"].serving.bundle.digest == new.digest
+
+
+def test_files_that_never_stay_the_same_are_looked_at_no_more_than_once_a_second(rig, spec):
+    rig.serve(spec("m"))
+    for _ in range(2):
+        rig.lineup.load_refused("m", CHANGED)
+        rig.now += 0.5
+        rig.lineup.tick()
+        assert rig.lineup.views["m"].stage is Stage.SERVED
+        rig.lineup.load_refused("m", CHANGED)
+        rig.now += 0.5
+        rig.lineup.tick()
+        assert rig.lineup.views["m"].stage is Stage.PENDING
+        rig.until(lambda: bool(rig.engine.offers))
+        rig.engine.install()
+        rig.until_stage("m", Stage.SERVED)
+
+
+def test_a_model_that_cannot_be_loaded_for_another_reason_or_has_its_digest_assigned_is_not_looked_at_anew(rig, spec):
+    free = spec("free")
+    fixed = spec("fixed")
+    fixed = replace(fixed, digest=open_bundle(Path(fixed.uri.removeprefix("file://"))).digest)
+    rig.serve(free, fixed)
+    rig.lineup.load_refused("free", Refusal(Reason.SOURCE_NOT_FOUND, "nothing is there", 1.0))
+    rig.lineup.load_refused("fixed", CHANGED)
+    rig.lineup.load_refused("gone", CHANGED)
+    rig.now += 300.0
+    rig.lineup.tick()
+    assert {view.stage for view in rig.lineup.views.values()} == {Stage.SERVED}

@@ -180,6 +180,16 @@ class Lineup:
         if view is not None:
             self._set(replace(view, spec=spec))
 
+    def load_refused(self, name: str, refusal: Refusal) -> None:
+        """What is served could not be loaded. Files that are others by now are looked at anew, in a second, unless a digest
+        says which they have to be.
+        """
+        view = self.views.get(name)
+        if view is None or view.stage is not Stage.SERVED or view.spec.digest or name in self._retries:
+            return
+        if refusal.reason is Reason.SOURCE_CHANGED:
+            self._retries[name] = _Retry(self._clock() + _RETRY_FIRST_SECONDS, 0)
+
     def tick(self) -> None:
         """Try again what failed and may pass."""
         now = self._clock()

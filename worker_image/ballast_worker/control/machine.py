@@ -22,6 +22,7 @@ from ballast_worker.device.plan import Plan
 from ballast_worker.device.probe import DeviceFacts, describe, driver_used
 from ballast_worker.device.reservation import overhead_bytes, pool_bytes
 from ballast_worker.host.pool import HostPool, HostPoolError, PageLocker
+from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving.call import ServableModel
 from ballast_worker.serving.catalog import Catalog
 from ballast_worker.serving.journal import Journal
@@ -123,6 +124,7 @@ class Machine:
         catalog: Catalog,
         journal: Journal,
         changed: Callable[[], None],
+        load_refused: Callable[[str, Refusal], None] = lambda _name, _refusal: None,
     ) -> Parts:
         """Take what the plan says; see `parts.reserve` for what is raised. Blocks for as long as the driver takes, and for a
         run of every program of the models.
@@ -142,6 +144,7 @@ class Machine:
             catalog=catalog,
             journal=journal,
             changed=changed,
+            load_refused=load_refused,
         )
 
     def host_bytes(self, weights: int, arena: int, *, workers: int) -> int | Failure | None:

@@ -271,6 +271,9 @@ class Worker:
                     catalog=self._catalog,
                     journal=self._journal,
                     changed=self.feed.touch,
+                    load_refused=lambda name, refusal: self._inbox.put(
+                        partial(self._lineup.load_refused, name, refusal)
+                    ),
                 )
                 self._reservation.add_done_callback(lambda future: self._inbox.put(partial(self._reserved, future)))
 
