@@ -85,6 +85,8 @@ class Lineup:
     ) -> None:
         self.views: dict[str, ModelView] = {}
         """By name; written by the loop, read by any thread."""
+        self.assigned: Mapping[str, AssignedModel] = {}
+        """What was applied last, by name, whatever was overridden since; written and read by the loop."""
         self.fresh = False
         """A model is served that was not before; whoever acts on it takes it back."""
         self._stores: Mapping[str, Path] = config.stores
@@ -109,7 +111,7 @@ class Lineup:
             models: what is wanted; names are unique.
             inspected: what is known of some of them already.
         """
-        wanted = {model.name: model for model in models}
+        self.assigned = wanted = {model.name: model for model in models}
         for name in [name for name in self.views if name not in wanted]:
             self._drop(name)
         # Pinned models are prepared first.

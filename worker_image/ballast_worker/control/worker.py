@@ -338,8 +338,7 @@ class Worker:
 
     def _look_around(self, now: float) -> None:
         """Whether something else is to be served, or should be planned for."""
-        known = {name: view.spec for name, view in self._lineup.views.items()}
-        if self._folder is not None and (models := self._folder.poll(now, known)) is not None:
+        if self._folder is not None and (models := self._folder.poll(now, self._lineup.assigned)) is not None:
             self._accept(Assignment(models=models), {})
         if self._planner.outgrown(self._lineup):
             _log.info("nothing is served yet, and a new plan would hold what this one refuses: starting again")
