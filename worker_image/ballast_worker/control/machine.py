@@ -165,9 +165,18 @@ class Machine:
             config.host,
             facts,
             process=process,
-            useful=None if config.managed else weights,
+            useful=self._useful(weights),
             workers=workers or config.host.workers,
         )
+
+    def locked_bytes(self, weights: int, *, workers: int) -> int:
+        """Bytes of the host pool that may come to be page-locked, which `overhead` counts; 0 while the configured budget
+        cannot be had. Arguments as of `host_bytes`.
+        """
+        host = self.host_bytes(weights, 0, workers=workers)
+        if host is None:
+            return hostbudget.most(self._config.host, hostbudget.describe(self._pool()), useful=self._useful(weights))
+        return host if isinstance(host, int) else 0
 
     def failure(self, error: BaseException) -> Failure:
         """Why the plan could not be carried out, in words of the closed list."""
@@ -179,6 +188,9 @@ class Machine:
             case OSError():
                 return Failure(Reason.INVALID_SPEC, str(error))
         return Failure(Reason.LOAD_FAILED_WILL_RETRY, f"{type(error).__name__}: {error}")
+
+    def _useful(self, weights: int) -> int | None:
+        return None if self._config.managed else weights
 
     def _pool(self) -> Path:
         return pool_directory(self._config)
