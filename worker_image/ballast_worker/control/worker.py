@@ -387,6 +387,7 @@ class Worker:
             self._parts = self._reservation.result()
         if self._parts is not None:
             self._parts.stop(grace_seconds=min(_END_SECONDS, self._config.serving.grace_seconds) * 2 / 3)
+        self.desk.close()
         self._reserver.shutdown()
         self._lineup.close()
         self._journal.close()
