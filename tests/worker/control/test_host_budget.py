@@ -11,8 +11,17 @@ import pytest
 
 from ballast_contract.config import Host, WorkerConfig
 from ballast_contract.reasons import Reason
-from ballast_worker.control.hostbudget import PROCESS_BYTES, HostFacts, check, describe, resolve
+from ballast_worker.build.local import LocalBuilder
+from ballast_worker.build.store import ExecutableStore
+from ballast_worker.control import preview
+from ballast_worker.control.hostbudget import PROCESS_BYTES, HostFacts, check, describe, most, resolve
+from ballast_worker.control.lineup import Lineup
 from ballast_worker.control.machine import Machine
+from ballast_worker.control.planner import Planner
+from ballast_worker.control.preparation import Workshop
+from ballast_worker.control.quarantine import Quarantine
+from ballast_worker.device.plan import CONTEXT
+from ballast_worker.device.probe import DeviceFacts
 
 MI = 1 << 20
 FACTS = HostFacts(Path("/dev/shm"), 64 * MI, 64 * MI, None, PROCESS_BYTES + 1024 * MI)
@@ -143,6 +152,64 @@ def test_a_file_that_another_worker_removes_meanwhile_is_not_there(tmp_path):
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "segment").symlink_to(tmp_path / "gone")
     assert describe(tmp_path / "pool").mount_total > 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "useful", "nbytes"),
+    [
+        (FACTS, None, 64 * MI),
+        (replace(FACTS, mount_free=MI, free=MI, limit=50 * MI), None, 48 * MI),
+        (replace(FACTS, free=50 * MI), None, 48 * MI),
+        (FACTS, 5 * MI, 8 * MI),
+        (replace(FACTS, free=-MI), None, 0),
+    ],
+)
+def test_a_pool_without_a_budget_comes_to_what_mount_and_memory_limit_allow_or_its_models_need(facts, useful, nbytes):
+    assert most(host(budget="unlimited"), facts, useful=useful) == nbytes
+
+
+def planned_at_start(config):
+    planner = Planner(config, Machine(config))
+    lineup = Lineup(
+        config=config,
+        workshop=Workshop(config, LocalBuilder(ExecutableStore(config.executable_store), parallelism=1)),
+        quarantine=Quarantine(config.state_directory),
+        limits=planner.limits,
+        post=lambda action: action(),
+        changed=lambda *_: None,
+    )
+    try:
+        return planner.consider(lineup, 0.0).plan
+    finally:
+        lineup.close()
+
+
+def previewed(config):
+    found, _ = preview.plan(config, say=lambda _: None)
+    return found
+
+
+@pytest.mark.parametrize("plan", [planned_at_start, previewed])
+def test_page_locked_memory_is_planned_for_without_a_host_budget_too(plan, tmp_path, monkeypatch):
+    facts = DeviceFacts(kind="cuda", name="a card", total_bytes=80 << 30, free_bytes=79 << 30)
+    monkeypatch.setattr("ballast_worker.control.machine.describe", lambda *_: facts)
+    monkeypatch.setattr("ballast_worker.control.machine.overhead_bytes", lambda _: 0)
+
+    def context(budget: str) -> int:
+        config = WorkerConfig.model_validate(
+            {
+                "managed": True,
+                "backend": "cuda",
+                "device": {"budget": "60g"},
+                "state_directory": str(tmp_path),
+                "executable_store": str(tmp_path / "store"),
+                "host": {"budget": budget, "directory": str(tmp_path / "pool"), "segmentBytes": "2m"},
+            }
+        )
+        return plan(config).line(CONTEXT)
+
+    assert context("64m") == context("0") + 64 * MI // 512
+    assert context("unlimited") > context("0")
 
 
 @pytest.mark.parametrize(("told", "configured", "share"), [(4, 1, 16), (0, 2, 32), (0, 1, 64)])

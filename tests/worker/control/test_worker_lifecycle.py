@@ -233,6 +233,22 @@ def test_a_replaced_bundle_takes_over_while_the_old_one_serves(config_for, start
     assert wrong == []
 
 
+def test_a_directory_replaced_by_a_rename_serves_its_new_bytes_although_nothing_was_assigned(
+    config_for, start, tmp_path
+):
+    old, new = pack_small(tmp_path / "m", factor=2), pack_small(tmp_path / "new", factor=3, name="m")
+    worker = start(config_for(managed=True, host={"budget": "0"}))
+    worker.assign(assigned(old))
+    worker.until_model("m", pb.MODEL_PHASE_LOADED)
+    old.path.rename(tmp_path / "old")
+    new.path.rename(old.path)
+    worker.control.CompactMemory(pb.CompactMemoryRequest(epoch=1, mode=pb.COMPACTION_MODE_FREE))
+    with pytest.raises(tritonclient.utils.InferenceServerException, match=r"weights\.safetensors"):
+        worker.infer("m")
+    worker.until(lambda state: state.models[0].digest == new.digest and not state.models[0].HasField("failure"))
+    assert worker.infer("m")[0] == 3.0
+
+
 def test_old_bytes_serve_on_when_the_new_ones_are_refused(config_for, start, small_bundle, tmp_path):
     worker = start(config_for(managed=True))
     worker.assign(assigned(small_bundle, "m"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
@@ -24,6 +24,7 @@ from ballast_worker.control.parts import Parts
 from ballast_worker.device.plan import Plan
 from ballast_worker.residency.demand import Decision, Refusal
 from ballast_worker.residency.protocol import CompactionMode, CompactionResult
+from ballast_worker.serving.refusals import draining
 
 T = TypeVar("T")
 
@@ -63,6 +64,7 @@ class Desk:
         self._post, self._view, self._parts = post, view, parts
         self._accept, self._release = accept, release
         self._lock = threading.Lock()
+        self._closed: Future[None] = Future()
         self._assignment = file.load() if managed else Assignment()
 
     @property
@@ -84,7 +86,7 @@ class Desk:
     def inspect(self, uri: str, digest: str, timeout: float) -> Bundle | Refusal:
         """See `Controlled.inspect`. A file system that hangs holds a thread of the inspectors, never one of the server."""
         future = self._lineup.inspect(uri, digest)
-        found = _result(future, timeout, "the headers are not read yet, and")
+        found = self._result(future, timeout, "the headers are not read yet, and")
         future.cancel()
         return found
 
@@ -107,7 +109,7 @@ class Desk:
         done: Future[CompactionResult | Refusal] = Future()
         names = tuple(reload)
         parts.engine.post(lambda: parts.residency.compact(mode, names, done.set_result))
-        return _result(done, timeout, "the compaction goes on, but")
+        return self._result(done, timeout, "the compaction goes on, but")
 
     def set_residency(self, name: str, wish: ResidencyWish, timeout: float) -> Refusal | None:
         """See `Controlled.set_residency`."""
@@ -117,7 +119,7 @@ class Desk:
         spec = replace(view.spec, residency=wish)
         done: Future[Refusal | None] = Future()
         parts.engine.add(servable(spec, view.serving), done.set_result)
-        refusal = _result(done, timeout, "the change is under way, but")
+        refusal = self._result(done, timeout, "the change is under way, but")
         if refusal is None:
             known: Future[Refusal | None] = Future()
 
@@ -126,7 +128,7 @@ class Desk:
                 known.set_result(None)
 
             self._post(remember)
-            return _result(known, timeout, "the change was made, but")
+            return self._result(known, timeout, "the change was made, but")
         return refusal
 
     def model_state(self, name: str) -> pb.ModelState:
@@ -148,6 +150,18 @@ class Desk:
         """See `Controlled.decisions`."""
         parts = self._parts()
         return parts.residency.decisions() if parts is not None else ()
+
+    def close(self) -> None:
+        """The worker has ended: whoever waits for what will not be done any more is refused. Once, on the control loop."""
+        self._closed.set_result(None)
+
+    def _result(self, future: Future[T], timeout: float, what: str) -> T | Refusal:
+        wait((future, self._closed), timeout, FIRST_COMPLETED)
+        if future.done() and not future.cancelled():
+            return future.result()
+        if self._closed.done():
+            return draining()
+        return Refusal(Reason.DEADLINE_EXCEEDED, f"{what} the call's deadline has passed")
 
     def _keep(self, assignment: Assignment) -> None:
         if assignment != self._assignment:
@@ -186,10 +200,3 @@ class Desk:
             elif view is not None and view.spec == model and view.failure is not None:
                 refused[model.name] = view.failure
         return refused
-
-
-def _result(future: Future[T], timeout: float, what: str) -> T | Refusal:
-    try:
-        return future.result(timeout)
-    except TimeoutError:
-        return Refusal(Reason.DEADLINE_EXCEEDED, f"{what} the call's deadline has passed")

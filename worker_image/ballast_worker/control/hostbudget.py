@@ -74,10 +74,14 @@ def resolve(config: Host, facts: HostFacts, *, process: int, useful: int | None,
         return config.budget // share
     if not facts.in_memory:
         return 0
-    room = min(facts.mount_free, facts.free - process - PROCESS_BYTES) // share
-    if useful is not None:
-        room = min(room, -(-useful // config.segment_bytes) * config.segment_bytes)
-    return max(0, room // config.segment_bytes * config.segment_bytes)
+    return _segments(config, min(facts.mount_free, facts.free - process - PROCESS_BYTES) // share, useful)
+
+
+def most(config: Host, facts: HostFacts, *, useful: int | None) -> int:
+    """Bytes that an unlimited pool may come to: as many as mount and memory limit allow, of which `useful` as in `resolve`.
+    What is free changes all the time, and a plan with it: that counts only where there is no limit.
+    """
+    return _segments(config, min(facts.mount_total, facts.free if facts.limit is None else facts.limit), useful)
 
 
 def check(config: Host, facts: HostFacts, *, process: int) -> Failure | None:
@@ -101,6 +105,13 @@ def check(config: Host, facts: HostFacts, *, process: int) -> Failure | None:
             f"lower host.budget to {max(0, facts.limit - process) >> 20}Mi",
         )
     return None
+
+
+def _segments(config: Host, room: int, useful: int | None) -> int:
+    """Bytes of the whole segments that there is room for and use of."""
+    if useful is not None:
+        room = min(room, -(-useful // config.segment_bytes) * config.segment_bytes)
+    return max(0, room // config.segment_bytes * config.segment_bytes)
 
 
 def _held(pool: Path) -> int:

@@ -42,8 +42,10 @@ class Limits(Protocol):
         """Why weights of this size can never be served here."""
         ...
 
-    def check_built(self, built: Built, others: Iterable[Built]) -> Failure | None:
-        """Why executables of this size cannot be served here beside those of others."""
+    def check_built(self, built: Built, others: Iterable[Built], replaced: Built | None = None) -> Failure | None:
+        """Why executables of this size cannot be served here beside those of others, and those of its own model that they
+        will replace.
+        """
         ...
 
     def build_memory(self) -> int:
@@ -83,6 +85,8 @@ class Lineup:
     ) -> None:
         self.views: dict[str, ModelView] = {}
         """By name; written by the loop, read by any thread."""
+        self.assigned: Mapping[str, AssignedModel] = {}
+        """What was applied last, by name, whatever was overridden since; written and read by the loop."""
         self.fresh = False
         """A model is served that was not before; whoever acts on it takes it back."""
         self._stores: Mapping[str, Path] = config.stores
@@ -92,6 +96,8 @@ class Lineup:
         self._builders = ThreadPoolExecutor(config.build.parallelism, thread_name_prefix="build")
         self._engine: Engine | None = None
         self._busy: dict[str, AssignedModel] = {}
+        # One for each name from its first hand-over until it is dropped: what is told of an earlier one is gone by then.
+        self._terms: dict[str, object] = {}
         self._retries: dict[str, _Retry] = {}
 
     def inspect(self, uri: str, digest: str) -> Future[Bundle]:
@@ -105,7 +111,7 @@ class Lineup:
             models: what is wanted; names are unique.
             inspected: what is known of some of them already.
         """
-        wanted = {model.name: model for model in models}
+        self.assigned = wanted = {model.name: model for model in models}
         for name in [name for name in self.views if name not in wanted]:
             self._drop(name)
         # Pinned models are prepared first.
@@ -176,6 +182,16 @@ class Lineup:
         if view is not None:
             self._set(replace(view, spec=spec))
 
+    def load_refused(self, name: str, refusal: Refusal) -> None:
+        """What is served could not be loaded. Files that are others by now are looked at anew, in a second, unless a digest
+        says which they have to be.
+        """
+        view = self.views.get(name)
+        if view is None or view.stage is not Stage.SERVED or view.spec.digest or name in self._retries:
+            return
+        if refusal.reason is Reason.SOURCE_CHANGED:
+            self._retries[name] = _Retry(self._clock() + _RETRY_FIRST_SECONDS, 0)
+
     def tick(self) -> None:
         """Try again what failed and may pass."""
         now = self._clock()
@@ -205,17 +221,15 @@ class Lineup:
             self._busy[name] = spec
             self._set(replace(view, stage=Stage.BUILDING))
             self._builders.submit(self._build, spec, view.bundle)
-        elif (failure := self._limits.check_built(view.built, self._others(name))) is not None:
+        elif (failure := self._limits.check_built(view.built, self._others(name), view.serving)) is not None:
             self._refuse(spec, failure)
         elif self._engine is None:
             self._set(replace(view, stage=Stage.BUILT, message="built; waits for the device memory plan"))
         else:
             self._busy[name] = spec
-            built = view.built
+            offered = partial(self._offered, spec, view.built, self._terms.setdefault(name, object()))
             self._set(replace(view, stage=Stage.BUILT, message="built; is being handed over"))
-            self._engine.add(
-                servable(spec, built), lambda refusal: self._post(partial(self._offered, spec, built, refusal))
-            )
+            self._engine.add(servable(spec, view.built), lambda refusal: self._post(partial(offered, refusal)))
 
     def close(self) -> None:
         """End the threads; the workshop has been closed, so that no build is waited for."""
@@ -273,8 +287,13 @@ class Lineup:
             self._set(replace(view, built=result))
             self.advance(spec.name)
 
-    def _offered(self, spec: AssignedModel, built: Built, refusal: Refusal | None) -> None:
+    def _offered(self, spec: AssignedModel, built: Built, term: object, refusal: Refusal | None) -> None:
         if (view := self._current(spec)) is None:
+            if refusal is None and self._terms.get(spec.name) is term:
+                # The spec was changed meanwhile: what was built of it serves until the next is handed over.
+                view = self.views[spec.name]
+                self.fresh = self.fresh or view.serving is None
+                self._set(replace(view, serving=built))
             return
         if refusal is not None:
             self._refuse(spec, Failure.of(refusal))
@@ -301,10 +320,12 @@ class Lineup:
             self._retries[spec.name] = _Retry(self._clock() + pause, attempts)
 
     def _drop(self, name: str) -> None:
-        view = self.views.pop(name)
+        del self.views[name]
         self._busy.pop(name, None)
         self._retries.pop(name, None)
-        if self._engine is not None and (view.serving is not None or view.stage is Stage.BUILT):
+        self._terms.pop(name, None)
+        if self._engine is not None:
+            # Whatever its stage: an earlier spec may serve, or be on its way to the device thread.
             self._engine.remove(name, lambda: None)
         self._changed(name, None)
 
@@ -313,9 +334,17 @@ class Lineup:
         self._changed(view.spec.name, view)
 
     def _others(self, name: str) -> list[Built]:
-        return [
-            v.built for n, v in self.views.items() if n != name and v.built is not None and v.stage is not Stage.REFUSED
-        ]
+        """What is loaded of other models, or will be: of one that is replaced, or was refused, also what serves still."""
+        found = []
+        for other, view in self.views.items():
+            if other == name:
+                continue
+            built = view.built if view.stage is not Stage.REFUSED else None
+            if built is not None:
+                found.append(built)
+            if view.serving is not None and view.serving is not built:
+                found.append(view.serving if built is None else view.serving.without(built))
+        return found
 
 
 def servable(spec: AssignedModel, built: Built) -> ServableModel:

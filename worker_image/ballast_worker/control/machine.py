@@ -22,6 +22,7 @@ from ballast_worker.device.plan import Plan
 from ballast_worker.device.probe import DeviceFacts, describe, driver_used
 from ballast_worker.device.reservation import overhead_bytes, pool_bytes
 from ballast_worker.host.pool import HostPool, HostPoolError, PageLocker
+from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving.call import ServableModel
 from ballast_worker.serving.catalog import Catalog
 from ballast_worker.serving.journal import Journal
@@ -123,6 +124,7 @@ class Machine:
         catalog: Catalog,
         journal: Journal,
         changed: Callable[[], None],
+        load_refused: Callable[[str, Refusal], None] = lambda _name, _refusal: None,
     ) -> Parts:
         """Take what the plan says; see `parts.reserve` for what is raised. Blocks for as long as the driver takes, and for a
         run of every program of the models.
@@ -142,6 +144,7 @@ class Machine:
             catalog=catalog,
             journal=journal,
             changed=changed,
+            load_refused=load_refused,
         )
 
     def host_bytes(self, weights: int, arena: int, *, workers: int) -> int | Failure | None:
@@ -162,9 +165,18 @@ class Machine:
             config.host,
             facts,
             process=process,
-            useful=None if config.managed else weights,
+            useful=self._useful(weights),
             workers=workers or config.host.workers,
         )
+
+    def locked_bytes(self, weights: int, *, workers: int) -> int:
+        """Bytes of the host pool that may come to be page-locked, which `overhead` counts; 0 while the configured budget
+        cannot be had. Arguments as of `host_bytes`.
+        """
+        host = self.host_bytes(weights, 0, workers=workers)
+        if host is None:
+            return hostbudget.most(self._config.host, hostbudget.describe(self._pool()), useful=self._useful(weights))
+        return host if isinstance(host, int) else 0
 
     def failure(self, error: BaseException) -> Failure:
         """Why the plan could not be carried out, in words of the closed list."""
@@ -176,6 +188,9 @@ class Machine:
             case OSError():
                 return Failure(Reason.INVALID_SPEC, str(error))
         return Failure(Reason.LOAD_FAILED_WILL_RETRY, f"{type(error).__name__}: {error}")
+
+    def _useful(self, weights: int) -> int | None:
+        return None if self._config.managed else weights
 
     def _pool(self) -> Path:
         return pool_directory(self._config)

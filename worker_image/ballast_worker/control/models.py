@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -78,6 +78,11 @@ class Built:
     def code_bytes(self) -> int:
         """All executables together."""
         return sum(program.code_bytes for program in self.programs)
+
+    def without(self, other: Built) -> Built:
+        """The same less the executables that another build of the model has too: those are loaded once."""
+        shared = {program.digest for program in other.programs}
+        return replace(self, programs=tuple(program for program in self.programs if program.digest not in shared))
 
 
 class Stage(Enum):

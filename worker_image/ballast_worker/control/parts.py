@@ -34,8 +34,10 @@ _log = logging.getLogger(__name__)
 class _Listener:
     """Residency's listener: the engine, and whoever reports."""
 
-    def __init__(self, engine: DeviceEngine, changed: Callable[[], None]) -> None:
-        self._engine, self._changed = engine, changed
+    def __init__(
+        self, engine: DeviceEngine, changed: Callable[[], None], load_refused: Callable[[str, Refusal], None]
+    ) -> None:
+        self._engine, self._changed, self._load_refused = engine, changed, load_refused
 
     def loaded(self, model: str) -> None:
         """See `Listener.loaded`."""
@@ -45,6 +47,7 @@ class _Listener:
     def refused(self, model: str, refusal: Refusal) -> None:
         """See `Listener.refused`."""
         self._engine.refused(model, refusal)
+        self._load_refused(model, refusal)
         self._changed()
 
     def changed(self, model: str) -> None:
@@ -99,6 +102,7 @@ def reserve(
     catalog: Catalog,
     journal: Journal,
     changed: Callable[[], None],
+    load_refused: Callable[[str, Refusal], None],
 ) -> Parts:
     """Take what the plan says, once, and start to listen. What was taken is given back when something cannot be had.
 
@@ -110,6 +114,7 @@ def reserve(
         catalog: what clients may call.
         journal: told around each dispatch.
         changed: a model's tier or state is another now; called on the device thread.
+        load_refused: a load that a call waited for has failed; called on the device thread.
 
     Raises:
         DeviceError: the device does not have what was planned.
@@ -140,7 +145,7 @@ def reserve(
             memory=memory,
             store=store,
             demand=engine,
-            listener=_Listener(engine, changed),
+            listener=_Listener(engine, changed, load_refused),
             post=engine.post,
             loader=loader,
             scratch_limit=plan.line(SCRATCH),

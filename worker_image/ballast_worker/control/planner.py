@@ -66,8 +66,7 @@ class Planner:
             self.look()
         built = lineup.built()
         weights = sum(one.bundle.layout.nbytes for one in built.values())
-        host = self._machine.host_bytes(weights, 0, workers=self.node_workers)
-        overhead = self._machine.overhead(host if isinstance(host, int) else 0)
+        overhead = self._machine.overhead(self._machine.locked_bytes(weights, workers=self.node_workers))
         basis = self.limits.basis = replace(self.limits.basis, overhead=overhead)
         inputs = basis.inputs(_wanted(lineup, built))
         lacking = self.plan is not None and self.plan.lacking

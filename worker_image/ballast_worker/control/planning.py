@@ -155,8 +155,8 @@ class DeviceLimits:
             f"set device.budget to at least {ceil_api(self.basis.budget.nbytes + need - room)}, or serve it from a larger device",
         )
 
-    def check_built(self, built: Built, others: Iterable[Built]) -> Failure | None:
-        """See `Limits.check_built`."""
+    def check_built(self, built: Built, others: Iterable[Built], replaced: Built | None = None) -> Failure | None:
+        """See `Limits.check_built`. What is replaced leaves soon after: until then slack may hold it."""
         need = self.basis.scratch_need([built])
         configured = self.basis.config.device.scratch
         pool = (
@@ -177,15 +177,19 @@ class DeviceLimits:
             if not alone.fits:
                 return replace(refusal(alone), reason=Reason.INSUFFICIENT_DEVICE_MEMORY)
             return None
-        code = self.plan.line(lines.CODE)
+        if self.basis.config.backend == "cpu":
+            return None
+        code, slack = self.plan.line(lines.CODE), self.plan.line(lines.SLACK)
         taken = sum(other.code_bytes for other in others)
-        if self.basis.config.backend != "cpu" and built.code_bytes + taken > code:
-            return Failure(
-                Reason.INSUFFICIENT_DEVICE_MEMORY,
-                f"its executables take {built.code_bytes} bytes beside the {taken} of others; the plan has {code} for code: "
-                "restart the worker, which plans anew, or serve fewer models on it",
-            )
-        return None
+        old = replaced.without(built).code_bytes if replaced is not None else 0
+        if built.code_bytes + taken <= code and built.code_bytes + taken + old <= code + slack:
+            return None
+        own, kept = (f" and the {old} that serve until then", f" and keeps {slack} free") if old else ("", "")
+        return Failure(
+            Reason.INSUFFICIENT_DEVICE_MEMORY,
+            f"its executables take {built.code_bytes} bytes beside the {taken} of others{own}; the plan has {code} for code"
+            f"{kept}: restart the worker, which plans anew, or serve fewer models on it",
+        )
 
     def build_memory(self) -> int:
         """See `Limits.build_memory`: the slack once the rest is reserved."""

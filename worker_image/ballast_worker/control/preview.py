@@ -51,8 +51,7 @@ def plan(config: WorkerConfig, *, say: Callable[[str], None]) -> tuple[Plan, dic
         else:
             built[name] = found
     weights = sum(one.bundle.layout.nbytes for one in built.values())
-    host = machine.host_bytes(weights, 0, workers=0)
-    basis = replace(basis, overhead=machine.overhead(host if isinstance(host, int) else 0))
+    basis = replace(basis, overhead=machine.overhead(machine.locked_bytes(weights, workers=0)))
     wishes = {name: spec.residency for name, spec in specs.items()}
     return basis.plan(basis.inputs(planning.wanted(built, wishes))), refused
 

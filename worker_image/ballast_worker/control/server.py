@@ -64,10 +64,11 @@ class ControlServer:
             self._front = undo.pop_all()
 
     def stop(self, *, grace_seconds: float) -> None:
-        """Take no new calls, let running ones end within the grace; returns when all have ended."""
+        """Take no new calls, let running ones end within the grace; returns when all have ended or were cancelled."""
         self._server.stop(grace_seconds).wait()
         self._front.close()
-        self._pool.shutdown()
+        # A cancelled call's thread may wait on, for a file system that hangs: it must not hold up the end.
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _listen(self, address: str) -> int:
         try:

@@ -271,6 +271,9 @@ class Worker:
                     catalog=self._catalog,
                     journal=self._journal,
                     changed=self.feed.touch,
+                    load_refused=lambda name, refusal: self._inbox.put(
+                        partial(self._lineup.load_refused, name, refusal)
+                    ),
                 )
                 self._reservation.add_done_callback(lambda future: self._inbox.put(partial(self._reserved, future)))
 
@@ -335,8 +338,7 @@ class Worker:
 
     def _look_around(self, now: float) -> None:
         """Whether something else is to be served, or should be planned for."""
-        known = {name: view.spec for name, view in self._lineup.views.items()}
-        if self._folder is not None and (models := self._folder.poll(now, known)) is not None:
+        if self._folder is not None and (models := self._folder.poll(now, self._lineup.assigned)) is not None:
             self._accept(Assignment(models=models), {})
         if self._planner.outgrown(self._lineup):
             _log.info("nothing is served yet, and a new plan would hold what this one refuses: starting again")
@@ -385,6 +387,7 @@ class Worker:
             self._parts = self._reservation.result()
         if self._parts is not None:
             self._parts.stop(grace_seconds=min(_END_SECONDS, self._config.serving.grace_seconds) * 2 / 3)
+        self.desk.close()
         self._reserver.shutdown()
         self._lineup.close()
         self._journal.close()
