@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ballast_contract.config import ResidencyWish
 from ballast_contract.reasons import Reason
@@ -156,7 +156,8 @@ class Desk:
         self._closed.set_result(None)
 
     def _result(self, future: Future[T], timeout: float, what: str) -> T | Refusal:
-        wait((future, self._closed), timeout, FIRST_COMPLETED)
+        either: tuple[Future[Any], ...] = (future, self._closed)
+        wait(either, timeout, FIRST_COMPLETED)
         if future.done() and not future.cancelled():
             return future.result()
         if self._closed.done():
