@@ -28,6 +28,8 @@ class MemoryApi:
         self.refuse = 0
         self.refused = 0
         """Calls that were refused."""
+        self.events: list[Object] = []
+        """Every Event that was posted."""
         self.listener: Callable[[Resource, str | None, Object], None] | None = None
         self.watching = True
         self.written: Callable[[Resource, Object | None, Object | None], None] = lambda *_: None
@@ -48,6 +50,7 @@ class MemoryApi:
     async def create(self, resource: Resource, body: Object, **_: Any) -> Object:
         self._fault()
         if resource.plural == "events":
+            self.events.append(body)
             return body
         if self._name(body) in self._of(resource):
             raise errors.AlreadyExists("it exists", status=409)

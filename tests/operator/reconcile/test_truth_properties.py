@@ -4,34 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import datetime as dt
-import itertools
-import random
 from typing import Any
 
-from helpers.memory_api import MemoryApi
-from helpers.memory_worker import MemoryChannel, MemoryWorker
+from helpers.memory_cluster import BUDGET, NAMESPACE, STEP, Cluster, claims_ready
+from helpers.memory_worker import MemoryWorker
 from helpers.virtual_time import VirtualLoop
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from prometheus_client import CollectorRegistry
 
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_operator.cluster.dispatch import Dispatcher
-from ballast_operator.cluster.metrics import ClusterMetrics
-from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, PODS, SERVICES, WATCHED
-from ballast_operator.fleet.fleet import Fleet
-from ballast_operator.reconcile.budget import BudgetReconciler
-from ballast_operator.reconcile.events import Events
-from ballast_operator.reconcile.metrics import ReconcileMetrics
-from ballast_operator.reconcile.model import ModelReconciler
-from ballast_operator.reconcile.options import Options
-from ballast_operator.reconcile.world import World
-
-NAMESPACE = "ns"
-BUDGET = "default"
+from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, PODS, SERVICES
 
 LIVE_LIMIT = 10.0
 """Seconds for which a status may claim what ended, while somebody leads."""
@@ -42,147 +25,23 @@ SUCCESSION_SECONDS = 15.0
 RETRY_SECONDS = 2.0
 """What calls that the API server refused meanwhile may add: a failing key is looked at again after a second or so."""
 
-STEP = 0.5
-"""Seconds between two looks at the truth, which add to each limit, and what two writes take."""
-
 NAMES = st.sampled_from(["ada", "ben", "cleo"])
 INDEX = st.integers(0, 3)
 
 
-OPTIONS = Options(**{f.name: "test" for f in dataclasses.fields(Options) if f.default is dataclasses.MISSING})
-"""What an installation says matters nothing here."""
-
-
-class NoCertificates:
-    """Workers in memory need none."""
-
-    async def ensure(self, namespace: str) -> str:
-        del namespace
-        return ""
-
-
-class Leader:
-    """One operator process without its edge: caches, queue, fleet and reconcilers."""
-
-    def __init__(self, cluster: Cluster, epoch: int) -> None:
-        loop, api = asyncio.get_running_loop(), cluster.api
-        self._api = api
-        self.fleet = Fleet(
-            epoch=lambda: epoch,
-            identity=lambda: None,
-            notify=lambda notice: self.world.notice(notice),  # noqa: PLW0108 - there is no world yet
-            on_epoch=lambda _: True,
-            dial=lambda member, _: MemoryChannel(cluster.workers.get(member.uid)),
-            clock=loop.time,
-        )
-        metrics = ReconcileMetrics(CollectorRegistry())
-        self.world = World(
-            client=api,
-            fleet=self.fleet,
-            events=Events(api, instance="test", metrics=metrics, clock=loop.time, now=cluster.now),
-            certificates=NoCertificates(),
-            options=OPTIONS,
-            metrics=metrics,
-            enqueue=lambda key, after: self.dispatcher.queue.add(key, after=after),
-            epoch=lambda: epoch,
-            clock=loop.time,
-            now=cluster.now,
-            rng=random.Random(epoch),
-        )
-        reconcilers = {
-            "model": ModelReconciler(self.world).reconcile,
-            "budget": BudgetReconciler(self.world).reconcile,
-        }
-        self.dispatcher = Dispatcher(
-            lambda key: reconcilers[key.kind](key),
-            metrics=ClusterMetrics(CollectorRegistry()),
-            lane=lambda key: 0 if key.kind == "budget" else 1,
-            rng=random.Random(epoch),
-            clock=loop.time,
-        )
-        self.relist()
-        api.listener = lambda *event: self.world.observe(*event) and None
-        self._tasks = [asyncio.create_task(self.fleet.run()), asyncio.create_task(self.dispatcher.run())]
-
-    def relist(self) -> None:
-        for resource in WATCHED:
-            self.world.sweep(resource, self._api.listing(resource), namespace=None)
-
-    async def die(self) -> None:
-        """As after SIGKILL: nothing is written any more."""
-        self._api.listener = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.world.close()
-
-
-class Cluster:
-    """API, kubelets, workers and at most one leader."""
+class Judged(Cluster):
+    """A cluster that is compared with what the statuses and endpoints say; what is wrong is noted."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.loop = loop
-        self.api = MemoryApi(now=lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        super().__init__(loop)
         self.api.written = self._judge
-        self.workers: dict[str, MemoryWorker] = {}
-        self.leader: Leader | None = None
         self.leads_since = loop.time()
-        self.epochs = itertools.count(1)
-        self.kubelets_look = True
         self.served_at: dict[str, float] = {}
         self.unwanted_at: dict[str, float] = {}
         self.refused, self.refused_at = 0, -1000.0
         self.wrong: list[str] = []
-        self._addresses = itertools.count(1)
-        self._up_since: dict[str, tuple[bool, float]] = {}
 
-    def now(self) -> dt.datetime:
-        return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=self.loop.time())
-
-    async def run(self) -> None:
-        """Kubelets, and a look at the truth at every step."""
-        while True:
-            self._run_pods()
-            self._look()
-            await asyncio.sleep(STEP)
-
-    def live(self) -> list[MemoryWorker]:
-        return sorted(self.workers.values(), key=lambda w: w.name)
-
-    def _run_pods(self) -> None:
-        for pod in self.api.all(PODS):
-            metadata, status = pod["metadata"], pod.get("status", {})
-            worker = self.workers.get(metadata["uid"])
-            if "deletionTimestamp" in metadata:
-                if worker is None or not worker.up or worker.released or not worker.models:
-                    self.end_pod(metadata["uid"], metadata["name"])
-            elif worker is None:
-                self._start(pod)
-            elif self.kubelets_look:
-                up, since = self._up_since.get(metadata["uid"], (True, 0.0))
-                if up != worker.up:
-                    up, since = self._up_since[metadata["uid"]] = worker.up, self.loop.time()
-                ready = status["conditions"][0]["status"] == "True"
-                if ready != up and self.loop.time() - since >= (2.0 if up else 6.0):
-                    self._report(metadata["name"], status["podIP"], ready=up)
-
-    def _start(self, pod: dict[str, Any]) -> None:
-        metadata = pod["metadata"]
-        self.workers[metadata["uid"]] = MemoryWorker(metadata["name"])
-        self._report(metadata["name"], f"10.0.0.{next(self._addresses) % 250}", ready=True)
-
-    def _report(self, name: str, address: str, *, ready: bool) -> None:
-        conditions = [{"type": "Ready", "status": str(ready)}]
-        status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
-        self.api.set_status(PODS, NAMESPACE, name, status)
-
-    def end_pod(self, uid: str, name: str) -> None:
-        worker = self.workers.pop(uid, None)
-        if worker is not None:
-            worker.crash()
-        self.api.remove(PODS, NAMESPACE, name)
-
-    def _look(self) -> None:
+    def look(self) -> None:
         now = self.loop.time()
         if self.api.refused != self.refused:
             self.refused, self.refused_at = self.api.refused, now
@@ -217,11 +76,6 @@ class Cluster:
                 self.wrong.append(f"the endpoint {worker.name} of {name} was removed, and it answers")
 
 
-def claims_ready(model: dict[str, Any]) -> bool:
-    conditions = model.get("status", {}).get("conditions", ())
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
 def uids(obj: Any) -> set[str]:
     return {e["targetRef"]["uid"] for e in (obj or {}).get("endpoints") or ()}
 
@@ -232,7 +86,7 @@ class Faults(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = VirtualLoop()
-        self.cluster = Cluster(self.loop)
+        self.cluster = Judged(self.loop)
         self.api = self.cluster.api
         self.running: asyncio.Task[None] | None = None
 
@@ -246,20 +100,17 @@ class Faults(RuleBasedStateMachine):
             self.budget(replicas)
             for name in ("ada", "ben"):
                 self.model(name, "unpinned", 1)
-            self.cluster.leader = Leader(self.cluster, next(self.cluster.epochs))
+            self.cluster.lead()
             await asyncio.sleep(20)
 
         self.run(start())
         assert claims_ready(self.api.find(MODELS, NAMESPACE, "ada")), "it serves before anything fails"
 
     def budget(self, replicas: int) -> None:
-        spec = {"workers": {"replicas": replicas, "backend": "cpu"}, "modelStores": [], "host": {"budget": "0"}}
-        self.api.put(BUDGETS, {"metadata": {"namespace": NAMESPACE, "name": BUDGET}, "spec": spec})
+        self.cluster.budget(replicas)
 
     def model(self, name: str, residency: str, replicas: int) -> None:
-        source = {"uri": f"file:///models/{name}"}
-        spec = {"budgetRef": {"name": BUDGET}, "source": source, "residency": residency, "replicas": replicas}
-        self.api.put(MODELS, {"metadata": {"namespace": NAMESPACE, "name": name}, "spec": spec})
+        self.cluster.model(name, residency, replicas)
         if replicas == 0:
             self.cluster.unwanted_at[name] = self.loop.time()
 
@@ -368,7 +219,7 @@ class Faults(RuleBasedStateMachine):
             await asyncio.sleep(seconds)
             self.cluster.leads_since = self.loop.time()
             self.api.watching = True
-            self.cluster.leader = Leader(self.cluster, next(self.cluster.epochs))
+            self.cluster.lead()
 
         self.run(change())
 

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster in memory and virtual time: an API server, kubelets, workers, and the operator without its edge."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime as dt
+import itertools
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from helpers.memory_api import MemoryApi
+from helpers.memory_worker import MemoryChannel, MemoryWorker
+from helpers.virtual_time import VirtualLoop
+from prometheus_client import CollectorRegistry
+
+from ballast_operator.cluster.dispatch import Dispatcher, Key
+from ballast_operator.cluster.metrics import ClusterMetrics
+from ballast_operator.cluster.resources import BUDGETS, MODELS, PODS, WATCHED
+from ballast_operator.fleet.fleet import Fleet
+from ballast_operator.reconcile.budget import BudgetReconciler
+from ballast_operator.reconcile.events import Events
+from ballast_operator.reconcile.metrics import ReconcileMetrics
+from ballast_operator.reconcile.model import ModelReconciler
+from ballast_operator.reconcile.options import Options
+from ballast_operator.reconcile.pool import Pool
+from ballast_operator.reconcile.world import World
+
+NAMESPACE = "ns"
+BUDGET = "default"
+
+STEP = 0.5
+"""Seconds between two looks of the kubelets, and at the whole."""
+
+OPTIONS = Options(**{f.name: "test" for f in dataclasses.fields(Options) if f.default is dataclasses.MISSING})
+"""What an installation says matters nothing here."""
+
+
+class NoCertificates:
+    """Workers in memory need none."""
+
+    async def ensure(self, namespace: str) -> str:
+        del namespace
+        return ""
+
+
+class Leader:
+    """One operator process without its edge: caches, queue, fleet and reconcilers."""
+
+    def __init__(self, cluster: Cluster, epoch: int) -> None:
+        loop, api = asyncio.get_running_loop(), cluster.api
+        self._api = api
+        self.runs: Counter[str] = Counter()
+        """Reconciliations so far, by key."""
+        self.fleet = Fleet(
+            epoch=lambda: epoch,
+            identity=lambda: None,
+            notify=lambda notice: self.world.notice(notice),  # noqa: PLW0108 - there is no world yet
+            on_epoch=lambda _: True,
+            dial=lambda member, _: MemoryChannel(cluster.workers.get(member.uid)),
+            clock=loop.time,
+        )
+        metrics = ReconcileMetrics(CollectorRegistry())
+        self.world = World(
+            client=api,
+            fleet=self.fleet,
+            events=Events(api, instance="test", metrics=metrics, clock=loop.time, now=cluster.now),
+            certificates=NoCertificates(),
+            options=cluster.options,
+            metrics=metrics,
+            enqueue=lambda key, after: self.dispatcher.queue.add(key, after=after),
+            epoch=lambda: epoch,
+            clock=loop.time,
+            now=cluster.now,
+            rng=random.Random(epoch),
+        )
+        self._reconcilers = {
+            "model": ModelReconciler(self.world).reconcile,
+            "budget": BudgetReconciler(self.world).reconcile,
+        }
+        self.dispatcher = Dispatcher(
+            self._reconcile,
+            metrics=ClusterMetrics(CollectorRegistry()),
+            lane=lambda key: 0 if key.kind == "budget" else 1,
+            rng=random.Random(epoch),
+            clock=loop.time,
+        )
+        self.relist()
+        api.listener = lambda *event: self.world.observe(*event) and None
+        self._tasks = [asyncio.create_task(self.fleet.run()), asyncio.create_task(self.dispatcher.run())]
+
+    @property
+    def pool(self) -> Pool:
+        """What it remembers of the pool."""
+        return self.world.pools[NAMESPACE, BUDGET]
+
+    def relist(self) -> None:
+        for resource in WATCHED:
+            self.world.sweep(resource, self._api.listing(resource), namespace=None)
+
+    async def die(self) -> None:
+        """As after SIGKILL: nothing is written any more."""
+        self._api.listener = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.world.close()
+
+    async def _reconcile(self, key: Key) -> float | None:
+        self.runs[str(key)] += 1
+        return await self._reconcilers[key.kind](key)
+
+
+class Cluster:
+    """API, kubelets, workers and at most one leader."""
+
+    def __init__(self, loop: VirtualLoop, **options: Any) -> None:
+        self.loop = loop
+        self.options = dataclasses.replace(OPTIONS, **options)
+        self.api = MemoryApi(now=lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        self.workers: dict[str, MemoryWorker] = {}
+        self.leader: Leader | None = None
+        self.epochs = itertools.count(1)
+        self.kubelets_look = True
+        self._addresses = itertools.count(1)
+        self._up_since: dict[str, tuple[bool, float]] = {}
+
+    def now(self) -> dt.datetime:
+        return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=self.loop.time())
+
+    async def run(self) -> None:
+        """Kubelets, and a look at the whole at every step."""
+        while True:
+            self._run_pods()
+            self.look()
+            await asyncio.sleep(STEP)
+
+    def look(self) -> None:
+        """Judge how things stand."""
+
+    def lead(self) -> Leader:
+        """Start an operator."""
+        self.leader = Leader(self, next(self.epochs))
+        return self.leader
+
+    def live(self) -> list[MemoryWorker]:
+        return sorted(self.workers.values(), key=lambda w: w.name)
+
+    def budget(self, replicas: int, **spec: Any) -> None:
+        workers = {"replicas": replicas, "backend": "cpu"}
+        spec = {"workers": workers, "modelStores": [], "host": {"budget": "0"}, **spec}
+        self.api.put(BUDGETS, {"metadata": {"namespace": NAMESPACE, "name": BUDGET}, "spec": spec})
+
+    def model(self, name: str, residency: str = "unpinned", replicas: int = 1) -> None:
+        source = {"uri": f"file:///models/{name}"}
+        spec = {"budgetRef": {"name": BUDGET}, "source": source, "residency": residency, "replicas": replicas}
+        self.api.put(MODELS, {"metadata": {"namespace": NAMESPACE, "name": name}, "spec": spec})
+
+    def run_pod(self, pod: dict[str, Any]) -> None:
+        """A kubelet gets a new pod, or one that has no worker yet."""
+        metadata = pod["metadata"]
+        self.workers[metadata["uid"]] = MemoryWorker(metadata["name"])
+        self._report(metadata["name"], f"10.0.0.{next(self._addresses) % 250}", ready=True)
+
+    def end_pod(self, uid: str, name: str) -> None:
+        worker = self.workers.pop(uid, None)
+        if worker is not None:
+            worker.crash()
+        self.api.remove(PODS, NAMESPACE, name)
+
+    def _run_pods(self) -> None:
+        for pod in self.api.all(PODS):
+            metadata, status = pod["metadata"], pod.get("status", {})
+            worker = self.workers.get(metadata["uid"])
+            if "deletionTimestamp" in metadata:
+                if worker is None or not worker.up or worker.released or not worker.models:
+                    self.end_pod(metadata["uid"], metadata["name"])
+            elif worker is None:
+                self.run_pod(pod)
+            elif self.kubelets_look:
+                up, since = self._up_since.get(metadata["uid"], (True, 0.0))
+                if up != worker.up:
+                    up, since = self._up_since[metadata["uid"]] = worker.up, self.loop.time()
+                ready = status["conditions"][0]["status"] == "True"
+                if ready != up and self.loop.time() - since >= (2.0 if up else 6.0):
+                    self._report(metadata["name"], status["podIP"], ready=up)
+
+    def _report(self, name: str, address: str, *, ready: bool) -> None:
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
+        self.api.set_status(PODS, NAMESPACE, name, status)
+
+
+@asynccontextmanager
+async def running(cluster: Cluster) -> AsyncIterator[Cluster]:
+    """Kubelets and, as soon as `lead` is called, an operator; both end with the block."""
+    kubelets = asyncio.create_task(cluster.run())
+    try:
+        yield cluster
+    finally:
+        if cluster.leader is not None:
+            await cluster.leader.die()
+        kubelets.cancel()
+        await asyncio.gather(kubelets, return_exceptions=True)
+
+
+def claims_ready(model: dict[str, Any]) -> bool:
+    """Whether its status says that it can be called."""
+    conditions = model.get("status", {}).get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
