@@ -122,6 +122,10 @@ class MemoryApi:
         whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body, "metadata": metadata}
         return self._replace(resource, whole)
 
+    def annotate(self, resource: Resource, namespace: str, name: str, annotations: dict[str, str]) -> None:
+        held = self._held(resource, namespace, name)
+        self._replace(resource, {**held, "metadata": {**held["metadata"], "annotations": annotations}})
+
     def set_status(self, resource: Resource, namespace: str, name: str, status: Any) -> None:
         self._replace(resource, {**self._held(resource, namespace, name), "status": status})
 

@@ -9,8 +9,7 @@ import datetime as dt
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from helpers.memory_api import MemoryApi
@@ -91,7 +90,7 @@ class Leader:
         )
         self.relist()
         api.listener = lambda *event: self.world.observe(*event) and None
-        self._tasks = [asyncio.create_task(self.fleet.run()), asyncio.create_task(self.dispatcher.run())]
+        self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.fleet.run())]
 
     @property
     def pool(self) -> Pool:
@@ -105,9 +104,9 @@ class Leader:
     async def die(self) -> None:
         """As after SIGKILL: nothing is written any more."""
         self._api.listener = None
-        for task in self._tasks:
+        for task in self._tasks:  # one after the other: a reconciliation that has just begun still joins the fleet
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(task, return_exceptions=True)
         await self.world.close()
 
     async def _reconcile(self, key: Key) -> float | None:
@@ -155,6 +154,11 @@ class Cluster:
         spec = {"workers": workers, "modelStores": [], "host": {"budget": "0"}, **spec}
         self.api.put(BUDGETS, {"metadata": {"namespace": NAMESPACE, "name": BUDGET}, "spec": spec})
 
+    def annotate(self, **annotations: str) -> None:
+        """The annotations of the budget."""
+        keyed = {f"ballast.dev/{key}": value for key, value in annotations.items()}
+        self.api.annotate(BUDGETS, NAMESPACE, BUDGET, keyed)
+
     def model(self, name: str, residency: str = "unpinned", replicas: int = 1) -> None:
         source = {"uri": f"file:///models/{name}"}
         spec = {"budgetRef": {"name": BUDGET}, "source": source, "residency": residency, "replicas": replicas}
@@ -195,17 +199,26 @@ class Cluster:
         self.api.set_status(PODS, NAMESPACE, name, status)
 
 
-@asynccontextmanager
-async def running(cluster: Cluster) -> AsyncIterator[Cluster]:
-    """Kubelets and, as soon as `lead` is called, an operator; both end with the block."""
-    kubelets = asyncio.create_task(cluster.run())
+def play(scene: Callable[[Cluster], Awaitable[None]], *, cluster: type[Cluster] = Cluster, **options: Any) -> None:
+    """Play a scene on a cluster of its own; kubelets run from the start, an operator as soon as the scene says `lead`."""
+    loop = VirtualLoop()
+
+    async def run() -> None:
+        whole = cluster(loop, **options)
+        kubelets = asyncio.create_task(whole.run())
+        try:
+            await scene(whole)
+        finally:
+            if whole.leader is not None:
+                await whole.leader.die()
+            kubelets.cancel()
+            await asyncio.gather(kubelets, return_exceptions=True)
+
     try:
-        yield cluster
+        loop.run_until_complete(run())
+        loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
-        if cluster.leader is not None:
-            await cluster.leader.die()
-        kubelets.cancel()
-        await asyncio.gather(kubelets, return_exceptions=True)
+        loop.close()
 
 
 def claims_ready(model: dict[str, Any]) -> bool:

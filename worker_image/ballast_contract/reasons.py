@@ -102,6 +102,8 @@ class Reason(StrEnum):
     """The Secret that workers need for their certificate exists and was not made by Ballast; it is left alone."""
     INVALID_SPEC = "InvalidSpec"
     """The spec breaks a rule that the schema cannot express."""
+    COMMAND_REFUSED = "CommandRefused"
+    """What an annotation asks for is not done; the message says why."""
 
     # Trouble that may pass
     WORKER_GONE = "WorkerGone"

@@ -44,6 +44,7 @@ class Placement:
         readers = [link for w in now if w.available and (link := world.fleet.link(w.uid)) is not None]
         timers = [pool.bundles.want(models, readers)]
         inputs = assigning.gather(pool, spec, models, now)
+        commands.refuse(world, obj)
         token = commands.repack_asked(obj, pool)
         state = assigning.situation(
             pool, inputs, now, now=world.clock(), requested=bool(token), compute_due=demand.due(pool, spec)
