@@ -122,6 +122,10 @@ class MemoryApi:
         whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body, "metadata": metadata}
         return self._replace(resource, whole)
 
+    def label(self, resource: Resource, namespace: str, name: str, labels: dict[str, str]) -> None:
+        held = self._held(resource, namespace, name)
+        self._replace(resource, {**held, "metadata": {**held["metadata"], "labels": labels}})
+
     def annotate(self, resource: Resource, namespace: str, name: str, annotations: dict[str, str]) -> None:
         held = self._held(resource, namespace, name)
         self._replace(resource, {**held, "metadata": {**held["metadata"], "annotations": annotations}})
@@ -156,7 +160,14 @@ class MemoryApi:
     def _replace(self, resource: Resource, obj: Object) -> Object:
         stored = copy.deepcopy(obj)
         stored["metadata"]["resourceVersion"] = str(next(self._versions))
+        before = self._of(resource).get(self._name(stored))
         self._of(resource)[self._name(stored)] = stored
+        if before is not None and _selected(resource, before) and not _selected(resource, stored):
+            gone = {
+                **before,
+                "metadata": {**before["metadata"], "resourceVersion": stored["metadata"]["resourceVersion"]},
+            }
+            self._tell(resource, "DELETED", gone)  # as a watch with a selector says it
         self._tell(resource, "MODIFIED", stored)
         return copy.deepcopy(stored)
 
