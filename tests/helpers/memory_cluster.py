@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster in memory and virtual time: an API server, kubelets, workers, and the operator without its edge."""
+"""A cluster in memory: API server, kubelets, workers and at most one leader, which say what was claimed and was not so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from ballast_operator.cluster.dispatch import Dispatcher, Key
 from ballast_operator.cluster.metrics import ClusterMetrics
-from ballast_operator.cluster.resources import BUDGETS, MODELS, PODS, WATCHED
+from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, PODS, WATCHED, Resource
 from ballast_operator.fleet.fleet import Fleet
 from ballast_operator.reconcile.budget import BudgetReconciler
 from ballast_operator.reconcile.events import Events
@@ -32,8 +32,14 @@ from ballast_operator.reconcile.world import World
 NAMESPACE = "ns"
 BUDGET = "default"
 
+LIVE_LIMIT = 10.0
+"""Seconds for which a status may claim what ended, while somebody leads."""
+
+RETRY_SECONDS = 2.0
+"""What calls that the API server refused meanwhile may add: a failing key is looked at again after a second or so."""
+
 STEP = 0.5
-"""Seconds between two looks of the kubelets, and at the whole."""
+"""Seconds between two looks at the truth, which add to each limit, and what two writes take."""
 
 OPTIONS = Options(**{f.name: "test" for f in dataclasses.fields(Options) if f.default is dataclasses.MISSING})
 """What an installation says matters nothing here."""
@@ -89,7 +95,7 @@ class Leader:
             clock=loop.time,
         )
         self.relist()
-        api.listener = lambda *event: self.world.observe(*event) and None
+        api.listener = self._observe
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.fleet.run())]
 
     @property
@@ -100,6 +106,10 @@ class Leader:
     def relist(self) -> None:
         for resource in WATCHED:
             self.world.sweep(resource, self._api.listing(resource), namespace=None)
+
+    def _observe(self, resource: Resource, type_: str | None, obj: dict[str, Any]) -> None:
+        if resource in self.world.caches:
+            self.world.observe(resource, type_, obj)
 
     async def die(self) -> None:
         """As after SIGKILL: nothing is written any more."""
@@ -121,10 +131,16 @@ class Cluster:
         self.loop = loop
         self.options = dataclasses.replace(OPTIONS, **options)
         self.api = MemoryApi(now=lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        self.api.written = self._judge
         self.workers: dict[str, MemoryWorker] = {}
         self.leader: Leader | None = None
+        self.leads_since = loop.time()
         self.epochs = itertools.count(1)
         self.kubelets_look = True
+        self.served_at: dict[str, float] = {}
+        self.unwanted_at: dict[str, float] = {}
+        self.refused, self.refused_at = 0, -1000.0
+        self.wrong: list[str] = []
         self._addresses = itertools.count(1)
         self._up_since: dict[str, tuple[bool, float]] = {}
 
@@ -132,14 +148,11 @@ class Cluster:
         return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=self.loop.time())
 
     async def run(self) -> None:
-        """Kubelets, and a look at the whole at every step."""
+        """Kubelets, and a look at the truth at every step."""
         while True:
             self._run_pods()
-            self.look()
+            self._look()
             await asyncio.sleep(STEP)
-
-    def look(self) -> None:
-        """Judge how things stand."""
 
     def lead(self) -> Leader:
         """Start an operator."""
@@ -170,12 +183,6 @@ class Cluster:
         self.workers[metadata["uid"]] = MemoryWorker(metadata["name"])
         self._report(metadata["name"], f"10.0.0.{next(self._addresses) % 250}", ready=True)
 
-    def end_pod(self, uid: str, name: str) -> None:
-        worker = self.workers.pop(uid, None)
-        if worker is not None:
-            worker.crash()
-        self.api.remove(PODS, NAMESPACE, name)
-
     def _run_pods(self) -> None:
         for pod in self.api.all(PODS):
             metadata, status = pod["metadata"], pod.get("status", {})
@@ -197,6 +204,46 @@ class Cluster:
         conditions = [{"type": "Ready", "status": str(ready)}]
         status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
         self.api.set_status(PODS, NAMESPACE, name, status)
+
+    def end_pod(self, uid: str, name: str) -> None:
+        worker = self.workers.pop(uid, None)
+        if worker is not None:
+            worker.crash()
+        self.api.remove(PODS, NAMESPACE, name)
+
+    def _look(self) -> None:
+        now = self.loop.time()
+        if self.api.refused != self.refused:
+            self.refused, self.refused_at = self.api.refused, now
+        for model in self.api.all(MODELS):
+            uid, name = model["metadata"]["uid"], model["metadata"]["name"]
+            if any(worker.answers(name) for worker in self.workers.values()):
+                self.served_at[uid] = now
+            since = max(self.served_at.get(uid, -1000.0), self.leads_since)
+            limit = LIVE_LIMIT + STEP + (RETRY_SECONDS if self.refused_at >= since else 0.0)
+            if self.leader is not None and claims_ready(model) and now - since > limit:
+                self.wrong.append(f"{name} is Ready, and no worker has served it for {now - since:.1f} s")
+
+    def _judge(self, resource: Any, before: Any, after: Any) -> None:
+        """No endpoint of a worker that answers, and says so, may go, unless calls have another place to go."""
+        if resource != ENDPOINT_SLICES or before is None or self.leader is None:
+            return
+        name = before["metadata"]["labels"]["ballast.dev/model"]
+        model, budget = self.api.find(MODELS, NAMESPACE, name), self.api.find(BUDGETS, NAMESPACE, BUDGET)
+        if model is None or budget is None or model["spec"]["replicas"] == 0:
+            return
+        if self.loop.time() - self.unwanted_at.get(name, -1000.0) <= STEP:  # it was decided when nobody wanted it
+            return
+        kept = uids(after)
+        if any(uid in self.workers and self.workers[uid].answers(name) for uid in kept):
+            return
+        for uid in uids(before) - kept:
+            worker, view = self.workers.get(uid), self.leader.fleet.view(uid)
+            pod = next((p for p in self.leader.world.caches[PODS] if p["metadata"]["uid"] == uid), None)
+            trusted = pod is not None and self.leader.world.read_pod(pod).ready
+            denied = view is not None and not view.stale(self.loop.time()) and view.known and not view.can_call(name)
+            if worker is not None and worker.answers(name) and trusted and not denied:
+                self.wrong.append(f"the endpoint {worker.name} of {name} was removed, and it answers")
 
 
 def play(scene: Callable[[Cluster], Awaitable[None]], *, cluster: type[Cluster] = Cluster, **options: Any) -> None:
@@ -222,6 +269,9 @@ def play(scene: Callable[[Cluster], Awaitable[None]], *, cluster: type[Cluster] 
 
 
 def claims_ready(model: dict[str, Any]) -> bool:
-    """Whether its status says that it can be called."""
     conditions = model.get("status", {}).get("conditions", ())
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def uids(obj: Any) -> set[str]:
+    return {e["targetRef"]["uid"] for e in (obj or {}).get("endpoints") or ()}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from helpers.memory_cluster import BUDGET, NAMESPACE, STEP, Cluster, claims_ready
+from helpers.memory_cluster import BUDGET, NAMESPACE, Cluster, Leader, claims_ready, uids
 from helpers.memory_worker import MemoryWorker
 from helpers.virtual_time import VirtualLoop
 from hypothesis import HealthCheck, Phase, settings
@@ -14,70 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, PODS, SERVICES
-
-LIVE_LIMIT = 10.0
-"""Seconds for which a status may claim what ended, while somebody leads."""
+from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES
 
 SUCCESSION_SECONDS = 15.0
 """Until another one leads when the leader died; it then has the same 10 s, so that 25 is the most after both died."""
 
-RETRY_SECONDS = 2.0
-"""What calls that the API server refused meanwhile may add: a failing key is looked at again after a second or so."""
-
 NAMES = st.sampled_from(["ada", "ben", "cleo"])
 INDEX = st.integers(0, 3)
-
-
-class Judged(Cluster):
-    """A cluster that is compared with what the statuses and endpoints say; what is wrong is noted."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__(loop)
-        self.api.written = self._judge
-        self.leads_since = loop.time()
-        self.served_at: dict[str, float] = {}
-        self.unwanted_at: dict[str, float] = {}
-        self.refused, self.refused_at = 0, -1000.0
-        self.wrong: list[str] = []
-
-    def look(self) -> None:
-        now = self.loop.time()
-        if self.api.refused != self.refused:
-            self.refused, self.refused_at = self.api.refused, now
-        for model in self.api.all(MODELS):
-            uid, name = model["metadata"]["uid"], model["metadata"]["name"]
-            if any(worker.answers(name) for worker in self.workers.values()):
-                self.served_at[uid] = now
-            since = max(self.served_at.get(uid, -1000.0), self.leads_since)
-            limit = LIVE_LIMIT + STEP + (RETRY_SECONDS if self.refused_at >= since else 0.0)
-            if self.leader is not None and claims_ready(model) and now - since > limit:
-                self.wrong.append(f"{name} is Ready, and no worker has served it for {now - since:.1f} s")
-
-    def _judge(self, resource: Any, before: Any, after: Any) -> None:
-        """No endpoint of a worker that answers, and says so, may go, unless calls have another place to go."""
-        if resource != ENDPOINT_SLICES or before is None or self.leader is None:
-            return
-        name = before["metadata"]["labels"]["ballast.dev/model"]
-        model, budget = self.api.find(MODELS, NAMESPACE, name), self.api.find(BUDGETS, NAMESPACE, BUDGET)
-        if model is None or budget is None or model["spec"]["replicas"] == 0:
-            return
-        if self.loop.time() - self.unwanted_at.get(name, -1000.0) <= STEP:  # it was decided when nobody wanted it
-            return
-        kept = uids(after)
-        if any(uid in self.workers and self.workers[uid].answers(name) for uid in kept):
-            return
-        for uid in uids(before) - kept:
-            worker, view = self.workers.get(uid), self.leader.fleet.view(uid)
-            pod = next((p for p in self.leader.world.caches[PODS] if p["metadata"]["uid"] == uid), None)
-            trusted = pod is not None and self.leader.world.read_pod(pod).ready
-            denied = view is not None and not view.stale(self.loop.time()) and view.known and not view.can_call(name)
-            if worker is not None and worker.answers(name) and trusted and not denied:
-                self.wrong.append(f"the endpoint {worker.name} of {name} was removed, and it answers")
-
-
-def uids(obj: Any) -> set[str]:
-    return {e["targetRef"]["uid"] for e in (obj or {}).get("endpoints") or ()}
 
 
 class Faults(RuleBasedStateMachine):
@@ -86,7 +29,7 @@ class Faults(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = VirtualLoop()
-        self.cluster = Judged(self.loop)
+        self.cluster = Cluster(self.loop)
         self.api = self.cluster.api
         self.running: asyncio.Task[None] | None = None
 
@@ -100,17 +43,20 @@ class Faults(RuleBasedStateMachine):
             self.budget(replicas)
             for name in ("ada", "ben"):
                 self.model(name, "unpinned", 1)
-            self.cluster.lead()
+            self.cluster.leader = Leader(self.cluster, next(self.cluster.epochs))
             await asyncio.sleep(20)
 
         self.run(start())
         assert claims_ready(self.api.find(MODELS, NAMESPACE, "ada")), "it serves before anything fails"
 
     def budget(self, replicas: int) -> None:
-        self.cluster.budget(replicas)
+        spec = {"workers": {"replicas": replicas, "backend": "cpu"}, "modelStores": [], "host": {"budget": "0"}}
+        self.api.put(BUDGETS, {"metadata": {"namespace": NAMESPACE, "name": BUDGET}, "spec": spec})
 
     def model(self, name: str, residency: str, replicas: int) -> None:
-        self.cluster.model(name, residency, replicas)
+        source = {"uri": f"file:///models/{name}"}
+        spec = {"budgetRef": {"name": BUDGET}, "source": source, "residency": residency, "replicas": replicas}
+        self.api.put(MODELS, {"metadata": {"namespace": NAMESPACE, "name": name}, "spec": spec})
         if replicas == 0:
             self.cluster.unwanted_at[name] = self.loop.time()
 
@@ -219,7 +165,7 @@ class Faults(RuleBasedStateMachine):
             await asyncio.sleep(seconds)
             self.cluster.leads_since = self.loop.time()
             self.api.watching = True
-            self.cluster.lead()
+            self.cluster.leader = Leader(self.cluster, next(self.cluster.epochs))
 
         self.run(change())
 
