@@ -50,7 +50,7 @@ class Placement:
             pool, inputs, now, now=world.clock(), requested=bool(token), compute_due=demand.due(pool, spec)
         )
         cause = placing.trigger(state)
-        if cause is None and (state.starting or state.reading):
+        if cause is None and (state.starting or state.reading) and state.waited < placing.GATHER_SECONDS:
             timers.append(max(0.5, placing.GATHER_SECONDS - state.waited))
         if cause is not None:
             await self._place(key, obj, pool, spec, inputs, state, cause, token)
