@@ -29,6 +29,8 @@ class MemoryApi:
         self.refuse = 0
         self.refused = 0
         """Calls that were refused."""
+        self.events: list[Object] = []
+        """Every Event that was posted."""
         self.listener: Callable[[Resource, str | None, Object], None] | None = None
         self.watching = True
         self.written: Callable[[Resource, Object | None, Object | None], None] = lambda *_: None
@@ -50,6 +52,7 @@ class MemoryApi:
     async def create(self, resource: Resource, body: Object, **_: Any) -> Object:
         self._fault()
         if resource.plural == "events":
+            self.events.append(body)
             return body
         self._admit(resource, None, body)
         if self._name(body) in self._of(resource):
@@ -125,6 +128,14 @@ class MemoryApi:
         whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body, "metadata": metadata}
         return self._replace(resource, whole)
 
+    def label(self, resource: Resource, namespace: str, name: str, labels: dict[str, str]) -> None:
+        held = self._held(resource, namespace, name)
+        self._replace(resource, {**held, "metadata": {**held["metadata"], "labels": labels}})
+
+    def annotate(self, resource: Resource, namespace: str, name: str, annotations: dict[str, str]) -> None:
+        held = self._held(resource, namespace, name)
+        self._replace(resource, {**held, "metadata": {**held["metadata"], "annotations": annotations}})
+
     def set_status(self, resource: Resource, namespace: str, name: str, status: Any) -> None:
         self._replace(resource, {**self._held(resource, namespace, name), "status": status})
 
@@ -155,7 +166,14 @@ class MemoryApi:
     def _replace(self, resource: Resource, obj: Object) -> Object:
         stored = copy.deepcopy(obj)
         stored["metadata"]["resourceVersion"] = str(next(self._versions))
+        before = self._of(resource).get(self._name(stored))
         self._of(resource)[self._name(stored)] = stored
+        if before is not None and _selected(resource, before) and not _selected(resource, stored):
+            gone = {
+                **before,
+                "metadata": {**before["metadata"], "resourceVersion": stored["metadata"]["resourceVersion"]},
+            }
+            self._tell(resource, "DELETED", gone)  # as a watch with a selector says it
         self._tell(resource, "MODIFIED", stored)
         return copy.deepcopy(stored)
 

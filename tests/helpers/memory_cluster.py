@@ -8,6 +8,8 @@ import dataclasses
 import datetime as dt
 import itertools
 import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from helpers.memory_api import MemoryApi
@@ -15,7 +17,7 @@ from helpers.memory_worker import MemoryChannel, MemoryWorker
 from helpers.virtual_time import VirtualLoop
 from prometheus_client import CollectorRegistry
 
-from ballast_operator.cluster.dispatch import Dispatcher
+from ballast_operator.cluster.dispatch import Dispatcher, Key
 from ballast_operator.cluster.metrics import ClusterMetrics
 from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, PODS, WATCHED, Resource
 from ballast_operator.fleet.fleet import Fleet
@@ -24,6 +26,7 @@ from ballast_operator.reconcile.events import Events
 from ballast_operator.reconcile.metrics import ReconcileMetrics
 from ballast_operator.reconcile.model import ModelReconciler
 from ballast_operator.reconcile.options import Options
+from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.world import World
 
 NAMESPACE = "ns"
@@ -56,6 +59,8 @@ class Leader:
     def __init__(self, cluster: Cluster, epoch: int) -> None:
         loop, api = asyncio.get_running_loop(), cluster.api
         self._api = api
+        self.runs: Counter[str] = Counter()
+        """Reconciliations so far, by key."""
         self.fleet = Fleet(
             epoch=lambda: epoch,
             identity=lambda: None,
@@ -70,7 +75,7 @@ class Leader:
             fleet=self.fleet,
             events=Events(api, instance="test", metrics=metrics, clock=loop.time, now=cluster.now),
             certificates=NoCertificates(),
-            options=OPTIONS,
+            options=cluster.options,
             metrics=metrics,
             enqueue=lambda key, after: self.dispatcher.queue.add(key, after=after),
             epoch=lambda: epoch,
@@ -78,12 +83,12 @@ class Leader:
             now=cluster.now,
             rng=random.Random(epoch),
         )
-        reconcilers = {
+        self._reconcilers = {
             "model": ModelReconciler(self.world).reconcile,
             "budget": BudgetReconciler(self.world).reconcile,
         }
         self.dispatcher = Dispatcher(
-            lambda key: reconcilers[key.kind](key),
+            self._reconcile,
             metrics=ClusterMetrics(CollectorRegistry()),
             lane=lambda key: 0 if key.kind == "budget" else 1,
             rng=random.Random(epoch),
@@ -91,7 +96,12 @@ class Leader:
         )
         self.relist()
         api.listener = self._observe
-        self._tasks = [asyncio.create_task(self.fleet.run()), asyncio.create_task(self.dispatcher.run())]
+        self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.fleet.run())]
+
+    @property
+    def pool(self) -> Pool:
+        """What it remembers of the pool."""
+        return self.world.pools[NAMESPACE, BUDGET]
 
     def relist(self) -> None:
         for resource in WATCHED:
@@ -104,17 +114,22 @@ class Leader:
     async def die(self) -> None:
         """As after SIGKILL: nothing is written any more."""
         self._api.listener = None
-        for task in self._tasks:
+        for task in self._tasks:  # one after the other: a reconciliation that has just begun still joins the fleet
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(task, return_exceptions=True)
         await self.world.close()
+
+    async def _reconcile(self, key: Key) -> float | None:
+        self.runs[str(key)] += 1
+        return await self._reconcilers[key.kind](key)
 
 
 class Cluster:
     """API, kubelets, workers and at most one leader."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: VirtualLoop, **options: Any) -> None:
         self.loop = loop
+        self.options = dataclasses.replace(OPTIONS, **options)
         self.api = MemoryApi(now=lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
         self.api.written = self._judge
         self.workers: dict[str, MemoryWorker] = {}
@@ -139,8 +154,34 @@ class Cluster:
             self._look()
             await asyncio.sleep(STEP)
 
+    def lead(self) -> Leader:
+        """Start an operator."""
+        self.leader = Leader(self, next(self.epochs))
+        return self.leader
+
     def live(self) -> list[MemoryWorker]:
         return sorted(self.workers.values(), key=lambda w: w.name)
+
+    def budget(self, replicas: int, **spec: Any) -> None:
+        workers = {"replicas": replicas, "backend": "cpu"}
+        spec = {"workers": workers, "modelStores": [], "host": {"budget": "0"}, **spec}
+        self.api.put(BUDGETS, {"metadata": {"namespace": NAMESPACE, "name": BUDGET}, "spec": spec})
+
+    def annotate(self, **annotations: str) -> None:
+        """The annotations of the budget."""
+        keyed = {f"ballast.dev/{key}": value for key, value in annotations.items()}
+        self.api.annotate(BUDGETS, NAMESPACE, BUDGET, keyed)
+
+    def model(self, name: str, residency: str = "unpinned", replicas: int = 1) -> None:
+        source = {"uri": f"file:///models/{name}"}
+        spec = {"budgetRef": {"name": BUDGET}, "source": source, "residency": residency, "replicas": replicas}
+        self.api.put(MODELS, {"metadata": {"namespace": NAMESPACE, "name": name}, "spec": spec})
+
+    def run_pod(self, pod: dict[str, Any]) -> None:
+        """A kubelet gets a new pod, or one that has no worker yet."""
+        metadata = pod["metadata"]
+        self.workers[metadata["uid"]] = MemoryWorker(metadata["name"])
+        self._report(metadata["name"], f"10.0.0.{next(self._addresses) % 250}", ready=True)
 
     def _run_pods(self) -> None:
         for pod in self.api.all(PODS):
@@ -150,7 +191,7 @@ class Cluster:
                 if worker is None or not worker.up or worker.released or not worker.models:
                     self.end_pod(metadata["uid"], metadata["name"])
             elif worker is None:
-                self._start(pod)
+                self.run_pod(pod)
             elif self.kubelets_look:
                 up, since = self._up_since.get(metadata["uid"], (True, 0.0))
                 if up != worker.up:
@@ -158,11 +199,6 @@ class Cluster:
                 ready = status["conditions"][0]["status"] == "True"
                 if ready != up and self.loop.time() - since >= (2.0 if up else 6.0):
                     self._report(metadata["name"], status["podIP"], ready=up)
-
-    def _start(self, pod: dict[str, Any]) -> None:
-        metadata = pod["metadata"]
-        self.workers[metadata["uid"]] = MemoryWorker(metadata["name"])
-        self._report(metadata["name"], f"10.0.0.{next(self._addresses) % 250}", ready=True)
 
     def _report(self, name: str, address: str, *, ready: bool) -> None:
         conditions = [{"type": "Ready", "status": str(ready)}]
@@ -208,6 +244,28 @@ class Cluster:
             denied = view is not None and not view.stale(self.loop.time()) and view.known and not view.can_call(name)
             if worker is not None and worker.answers(name) and trusted and not denied:
                 self.wrong.append(f"the endpoint {worker.name} of {name} was removed, and it answers")
+
+
+def play(scene: Callable[[Cluster], Awaitable[None]], *, cluster: type[Cluster] = Cluster, **options: Any) -> None:
+    """Play a scene on a cluster of its own; kubelets run from the start, an operator as soon as the scene says `lead`."""
+    loop = VirtualLoop()
+
+    async def run() -> None:
+        whole = cluster(loop, **options)
+        kubelets = asyncio.create_task(whole.run())
+        try:
+            await scene(whole)
+        finally:
+            if whole.leader is not None:
+                await whole.leader.die()
+            kubelets.cancel()
+            await asyncio.gather(kubelets, return_exceptions=True)
+
+    try:
+        loop.run_until_complete(run())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
 
 
 def claims_ready(model: dict[str, Any]) -> bool:

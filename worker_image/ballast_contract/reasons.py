@@ -103,6 +103,8 @@ class Reason(StrEnum):
     ours."""
     INVALID_SPEC = "InvalidSpec"
     """The spec breaks a rule that the schema cannot express."""
+    COMMAND_REFUSED = "CommandRefused"
+    """What an annotation asks for is not done; the message says why."""
 
     # Trouble that may pass
     WORKER_GONE = "WorkerGone"

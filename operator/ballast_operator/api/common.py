@@ -203,7 +203,9 @@ Generation = Annotated[int, pydantic.Field(ge=0, le=1 << 53)]
 ReportedSize = Annotated[str, pydantic.Field(max_length=32)]
 """A size in a status, as text: a column prints it as it stands."""
 
-Word = Annotated[str, pydantic.Field(max_length=253)]
+MAX_WORD: Final = 253
+
+Word = Annotated[str, pydantic.Field(max_length=MAX_WORD)]
 """A name or a reason in a status."""
 
 Message = Annotated[str, pydantic.Field(max_length=32768)]

@@ -7,6 +7,7 @@ meanwhile, so only a list may say that something is gone, or that it still exist
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,16 +42,17 @@ class Change:
 class Cache:
     """Objects of one kind, by name and by named groups.
 
-    Invariants: an object never goes back to an older resourceVersion of the same uid; an object that was deleted never
-    returns (uids are not reused); `filled` turns true with the first complete list. Not thread-safe: one loop owns it.
-    Objects must not be changed by those who read them.
+    Invariants: an object never goes back to an older resourceVersion of the same uid; one that was deleted returns only at
+    a newer version than that of its end, since a selector calls deleted what has lost a label; `filled` turns true with
+    the first complete list. Not thread-safe: one loop owns it. Objects must not be changed by those who read them.
     """
 
     def __init__(self, groups: Mapping[str, Grouping] | None = None) -> None:
         self._objects: dict[Name, Object] = {}
         self._groupings = dict(groups or {})
         self._groups: dict[tuple[str, str, str], dict[Name, None]] = defaultdict(dict)
-        self._dead: OrderedDict[str, None] = OrderedDict()
+        self._dead: OrderedDict[str, float] = OrderedDict()
+        """The version of its end by uid; infinite where that is not known."""
         self.filled = False
 
     def __len__(self) -> int:
@@ -69,7 +71,7 @@ class Cache:
 
     def observe(self, type_: str | None, obj: Object) -> Change | None:
         """Take one watch event, or an answer to a write of our own. None: nothing new."""
-        return self._remove(obj) if type_ == "DELETED" else self._put(obj)
+        return self._remove(obj, _version(_version_of(obj))) if type_ == "DELETED" else self._put(obj)
 
     def sweep(self, listing: Listing, *, namespace: str | None = None) -> list[Change]:
         """Take a complete list of one namespace (None: all) and return what it corrected.
@@ -82,8 +84,8 @@ class Cache:
         for name, obj in list(self._objects.items()):
             if name in seen or (namespace is not None and name[0] != namespace):
                 continue
-            if _version(obj["metadata"].get("resourceVersion")) <= horizon:
-                change = self._remove(obj)
+            if _version(_version_of(obj)) <= horizon:
+                change = self._remove(obj, horizon)
                 if change is not None:
                     changes.append(change)
         self.filled = True
@@ -92,32 +94,39 @@ class Cache:
     def _put(self, obj: Object) -> Change | None:
         metadata = obj["metadata"]
         uid = metadata.get("uid", "")
-        if uid in self._dead:
+        theirs = _version_of(obj)
+        if uid in self._dead and _version(theirs) <= self._dead[uid]:
             return None
         name = name_of(obj)
         before = self._objects.get(name)
         if before is not None:
             same = before["metadata"].get("uid") == uid
-            ours, theirs = before["metadata"].get("resourceVersion"), metadata.get("resourceVersion")
+            ours = _version_of(before)
             if ours == theirs or (same and _version(theirs) < _version(ours)):
                 return None
             if not same:
                 if _version(theirs) < _version(ours):  # an older holder of the name, told late
                     return None
-                self._bury(before)
+                self._bury(before, math.inf)
             self._leave_groups(name, before)
+        self._dead.pop(uid, None)
         kept = {**obj, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
         self._objects[name] = kept
         for group in self._groups_of(name, kept):
             self._groups[group][name] = None
         return Change(before, kept)
 
-    def _remove(self, obj: Object) -> Change | None:
+    def _remove(self, obj: Object, end: int) -> Change | None:
         name = name_of(obj)
         held = self._objects.get(name)
-        self._bury(obj)
         if held is None or held["metadata"].get("uid") != obj["metadata"].get("uid"):
+            self._bury(obj, end or math.inf)
             return None
+        ours = _version(_version_of(held))
+        if end < ours:  # it was found again meanwhile
+            return None
+        # An end that is not newer than what we hold is one that we know of from our own deletion, without its version.
+        self._bury(obj, end if end > ours else math.inf)
         del self._objects[name]
         self._leave_groups(name, held)
         return Change(held, None)
@@ -135,8 +144,9 @@ class Cache:
             if not members:
                 del self._groups[group]
 
-    def _bury(self, obj: Object) -> None:
-        self._dead[obj["metadata"].get("uid", "")] = None
+    def _bury(self, obj: Object, end: float) -> None:
+        uid = obj["metadata"].get("uid", "")
+        self._dead[uid] = max(end, self._dead.get(uid, 0.0))
         while len(self._dead) > _TOMBSTONES:
             self._dead.popitem(last=False)
 
@@ -145,6 +155,11 @@ def name_of(obj: Mapping[str, Any]) -> Name:
     """Namespace and name of an object."""
     metadata = obj["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
+
+
+def _version_of(obj: Object) -> str | None:
+    found: str | None = obj["metadata"].get("resourceVersion")
+    return found
 
 
 def _version(text: str | None) -> int:

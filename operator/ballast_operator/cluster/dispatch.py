@@ -70,8 +70,9 @@ class Dispatcher:
         self._started: dict[Key, float] = {}
 
     def longest_run(self) -> float:
-        """Seconds for which the oldest reconciliation in flight has been running; 0 when none is."""
-        return self._clock() - min(self._started.values()) if self._started else 0.0
+        """Seconds for which the oldest reconciliation in flight has been running; 0 when none is. Any thread may ask."""
+        now = self._clock()
+        return now - min(self._started.values(), default=now)
 
     async def run(self) -> None:
         """Turn the queue until cancelled."""

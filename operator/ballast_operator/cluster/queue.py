@@ -103,9 +103,10 @@ class WorkQueue(Generic[K]):
         return min((due for due in firsts if due is not None), default=None)
 
     def depth(self) -> int:
-        """Keys that are due and not in flight."""
+        """Keys that are due and not in flight. Any thread may ask: metrics are read by that of HTTP."""
         now = self._clock()
-        return sum(e.due is not None and e.due <= now and not e.running for e in self._entries.values())
+        entries = list(self._entries.values())  # at once: the loop adds and drops keys meanwhile
+        return sum((due := e.due) is not None and due <= now and not e.running for e in entries)
 
     def running(self) -> int:
         """Keys in flight."""

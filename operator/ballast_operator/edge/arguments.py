@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import math
 import os
 import socket
 import uuid
@@ -28,6 +29,8 @@ examples:
 """
 
 PREFIX: Final = "BALLAST_OPERATOR_"
+
+_MOST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +160,14 @@ def command_line(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--port",
-        type=int,
+        type=_port,
         metavar="PORT",
         default=default("port", "8080"),
         help="port of /metrics, /healthz and /readyz (%(default)s)",
     )
     parser.add_argument(
         "--writes-per-second",
-        type=float,
+        type=_rate,
         metavar="N",
         default=default("writes-per-second", "1000"),
         help="most writes to the API server, as many at once after a pause (%(default)s)",
@@ -179,6 +182,24 @@ def command_line(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         "--log-format", choices=("text", "json"), default=default("log-format", "text"), help="(%(default)s)"
     )
     return parser
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= _MOST_PORT):
+        raise argparse.ArgumentTypeError(
+            f"{text} is no port: give a whole number from 0 to {_MOST_PORT}; 0 takes a free one"
+        )
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not (math.isfinite(rate) and rate > 0):
+        raise argparse.ArgumentTypeError(f"{text} is no rate: give a finite number above 0, such as 1000")
+    return rate
 
 
 def _split(text: str) -> list[str]:

@@ -90,6 +90,7 @@ class Link:
         self._on_report, self._on_refused, self._on_epoch = on_report, on_refused, on_epoch
         self._dial, self._identity = dial, identity
         self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._open()
         self._desired: Assignment | None = None
         self._accepted: int | None = None
@@ -130,7 +131,8 @@ class Link:
         await self._call(self._stub.Release, pb.ReleaseRequest(epoch=self._epoch()), _CALL_SECONDS)
 
     async def close(self) -> None:
-        """Let the worker alone: it goes on serving what it was last told."""
+        """Let the worker alone: it goes on serving what it was last told. Calls in flight fail with CallError."""
+        self._closed = True
         for task in (*self._tasks, *self._closing):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._closing, return_exceptions=True)
@@ -155,6 +157,12 @@ class Link:
             if (seen := _epoch_of(error)) is not None:
                 self._outrun(seen)
             raise CallError(error.details() or error.code().name, code=error.code()) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as error:
+            # A channel that closes cancels its calls, as if their callers had been cancelled, which they are not.
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
+            raise CallError("its pod is gone, or has another address", code=grpc.StatusCode.CANCELLED) from error
 
     def _outrun(self, seen: int) -> Obstacle | None:
         """What it means that the worker has seen an epoch."""

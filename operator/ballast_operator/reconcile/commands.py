@@ -12,8 +12,10 @@ from typing import Any, Final
 from ballast_contract import names, quantities
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_operator.api.common import MAX_WORD
 from ballast_operator.api.weightbudget import CompactionMode
 from ballast_operator.cluster.client import Object
+from ballast_operator.cluster.resources import BUDGETS
 from ballast_operator.fleet.link import CallError, Link
 from ballast_operator.reconcile.conditions import timestamp
 from ballast_operator.reconcile.pool import Pool
@@ -43,9 +45,21 @@ class Compaction:
 
 
 def token(obj: Object, annotation: str, done: object) -> str:
-    """The token of a command that is not done yet; empty without one."""
-    asked = str(obj["metadata"].get("annotations", {}).get(annotation, ""))
-    return asked if asked and asked != done else ""
+    """The token of a command that is not done yet; empty without one, or with one that no status could repeat."""
+    asked = _asked(obj, annotation)
+    return asked if asked and asked != done and len(asked) <= MAX_WORD else ""
+
+
+def refuse(world: World, budget: Object) -> None:
+    """Say which commands are not done because no status could repeat their tokens."""
+    for annotation in (names.ANNOTATION_REPACK, names.ANNOTATION_COMPACT):
+        asked = _asked(budget, annotation)
+        if len(asked) > MAX_WORD:
+            note = (
+                f"annotation {annotation} has a token of {len(asked)} characters, and the status repeats at most {MAX_WORD}: "
+                "nothing is done; give it a shorter one"
+            )
+            world.events.post(budget, BUDGETS.kind, "Warning", Reason.COMMAND_REFUSED, "RefuseCommand", note)
 
 
 def repack_asked(obj: Object, pool: Pool) -> str:
@@ -101,7 +115,7 @@ async def _run(world: World, budget: Object, pool: Pool, compaction: Compaction)
         pool.last_compaction = summary(compaction, done, failed, time=timestamp(world.now()))
         pool.figures_at = float("-inf")  # the figures before and after are what was asked for
         note = f"{len(done)} workers compacted ({compaction.mode.value})" + "".join(f"; {text}" for text in failed[:3])
-        world.events.post(budget, "WeightBudget", "Warning" if failed else "Normal", Reason.COMPACTED, "Compact", note)
+        world.events.post(budget, BUDGETS.kind, "Warning" if failed else "Normal", Reason.COMPACTED, "Compact", note)
     except Exception:
         again = _AGAIN_SECONDS
         logger.exception("the compaction of %s/%s came to nothing; once more in %.0f s", namespace, name, again)
@@ -137,6 +151,10 @@ def summary(
     if failed or left:
         found["message"] = "; ".join([*failed, *left])[:4096]
     return found
+
+
+def _asked(obj: Object, annotation: str) -> str:
+    return str(obj["metadata"].get("annotations", {}).get(annotation, ""))
 
 
 def _largest_first(link: Link) -> tuple[str, ...]:

@@ -96,8 +96,8 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
     namespace, uid = budget["metadata"]["namespace"], budget["metadata"]["uid"]
     if any(pod.finished for pod, _ in plan.delete):  # pods that a node turns away at once would be made without end
         pool.failed_in_a_row += 1
-        pool.create_after = world.clock() + min(_MOST_PATIENT_SECONDS, 2.0**pool.failed_in_a_row)
-    elif plan == PodPlan():
+        pool.create_after = world.clock() + min(_MOST_PATIENT_SECONDS, 2.0 ** min(pool.failed_in_a_row, 10))
+    elif pool.failed_in_a_row and plan == PodPlan() and _all_ready(world, budget):
         pool.failed_in_a_row = 0
     for pod, cause in plan.delete:
         held = world.caches[PODS].get(namespace, pod.name)
@@ -146,6 +146,11 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
         pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
         return
     pool.creation = None
+
+
+def _all_ready(world: World, budget: Object) -> bool:
+    """Whether no pod may still be turned away by its node."""
+    return all(worker.pod.ready for worker in crew_of(world, members(world, budget)) if worker.pod.live)
 
 
 async def _create(world: World, budget: Object, bodies: Sequence[Object], *, by: Key) -> None:

@@ -19,6 +19,9 @@ from ballast_operator.reconcile.wishes import Model
 from ballast_operator.reconcile.workers import Crew, Worker
 from ballast_operator.reconcile.world import World
 
+_LOOK_SECONDS: Final = 1.0
+"""Least time until a worker is looked at again in whose queue calls of a model wait that has left it."""
+
 _COMING: Final = frozenset({pb.MODEL_PHASE_PENDING, pb.MODEL_PHASE_BUILDING})
 """Phases of a model that a worker does not answer for yet, and will."""
 
@@ -70,7 +73,7 @@ def roll_out(world: World, pool: Pool, models: Sequence[Model], crew: Crew) -> t
     for model in models:
         rollout = rolls[model.uid] = roll_model(world, pool, model, crew)
         pool.holders[model.uid], pool.since[model.uid] = rollout.hold, rollout.since
-        timers += [max(0.1, world.options.drain_seconds - (now - begun)) for begun in rollout.since.values()]
+        timers += [max(_LOOK_SECONDS, world.options.drain_seconds - (now - begun)) for begun in rollout.since.values()]
     for uid in pool.holders.keys() - rolls.keys():
         del pool.holders[uid]
         pool.since.pop(uid, None)

@@ -44,12 +44,13 @@ class Placement:
         readers = [link for w in now if w.available and (link := world.fleet.link(w.uid)) is not None]
         timers = [pool.bundles.want(models, readers)]
         inputs = assigning.gather(pool, spec, models, now)
+        commands.refuse(world, obj)
         token = commands.repack_asked(obj, pool)
         state = assigning.situation(
             pool, inputs, now, now=world.clock(), requested=bool(token), compute_due=demand.due(pool, spec)
         )
         cause = placing.trigger(state)
-        if cause is None and (state.starting or state.reading):
+        if cause is None and (state.starting or state.reading) and state.waited < placing.GATHER_SECONDS:
             timers.append(max(0.5, placing.GATHER_SECONDS - state.waited))
         if cause is not None:
             await self._place(key, obj, pool, spec, inputs, state, cause, token)

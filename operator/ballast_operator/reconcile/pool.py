@@ -112,7 +112,7 @@ class Pool:
     """A model store that only one node can mount keeps workers from starting."""
     create_after: float = 0.0
     failed_in_a_row: int = 0
-    """Times that pods ended for good since all was last as wanted."""
+    """Times that pods ended for good since all were last as wanted and ready."""
     blocked: str = ""
     conflict: str = ""
     """What is in the way of the pool's children."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ballast_contract.reasons import Reason
 from ballast_operator.api.weightbudget import WeightBudgetSpec
@@ -15,6 +16,9 @@ from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.wishes import Model, Rejection, deleting, judge_model, paused
 from ballast_operator.reconcile.workers import Crew
 from ballast_operator.reconcile.world import World, model_key
+
+_CALM_SHARE: Final = 0.9
+"""Of each limit: down to it a pool that was above counts as above."""
 
 
 def accepted(world: World, budget: Object, pool: Pool) -> list[Model]:
@@ -54,11 +58,17 @@ def recover(world: World, budget: Object, pool: Pool) -> None:
 
 
 def judge_size(world: World, budget: Object, pool: Pool, models: Sequence[Model]) -> None:
-    """Above some number of models or endpoints a pool keeps its own address only: proxies of every node pay for each."""
+    """Above some number of models or endpoints a pool keeps its own address only: proxies of every node pay for each.
+
+    Copies that a move makes before it breaks others do not count, and a pool that was above has to fall below nine tenths:
+    Services that come and go cost more than a few too many.
+    """
     limits = world.options
-    held = sum(len(holders) for holders in pool.holders.values())
+    uids = {model.uid for model in models}
+    wanted = sum(len(targets) for uid, targets in pool.targets.items() if uid in uids)
     before, pool.crowded = pool.crowded, ""
-    if len(models) > limits.max_model_services or held > limits.max_model_endpoints:
+    share = _CALM_SHARE if before else 1.0
+    if len(models) > share * limits.max_model_services or wanted > share * limits.max_model_endpoints:
         pool.crowded = (
             f"the pool has more than {limits.max_model_services} models or {limits.max_model_endpoints} endpoints, so "
             f"its models have no Service each: call them at {naming.pool_service(budget['metadata']['name'])}, or split "

@@ -52,6 +52,46 @@ def test_a_late_event_does_not_bring_a_deleted_object_back():
     assert cache.get("ns", "a") is None
 
 
+def test_an_object_that_a_selector_finds_again_is_back_and_its_earlier_versions_are_not():
+    """A watch with a selector calls an object DELETED that has lost a label, at the version at which it lost it."""
+    cache = Cache()
+    cache.observe(None, obj("a", 5))
+    cache.observe("DELETED", obj("a", 6))
+    assert cache.observe("MODIFIED", obj("a", 6)) is None
+    assert cache.observe("ADDED", obj("a", 7)) is not None
+    assert cache.observe("DELETED", obj("a", 6)) is None
+    assert cache.get("ns", "a")["metadata"]["resourceVersion"] == "7"
+
+
+def test_a_list_brings_back_what_an_earlier_list_did_not_show():
+    cache = Cache()
+    cache.observe(None, obj("a", 5))
+    cache.sweep(listing(9))
+    assert cache.observe("MODIFIED", obj("a", 8)) is None
+    [change] = cache.sweep(listing(12, obj("a", 11)))
+    assert change.after["metadata"]["resourceVersion"] == "11"
+
+
+def test_what_we_deleted_ourselves_stays_gone_whatever_is_told_late():
+    cache = Cache()
+    cache.observe(None, obj("a", 5))
+    cache.observe("DELETED", cache.get("ns", "a"))
+    assert cache.observe("MODIFIED", obj("a", 6)) is None
+    assert cache.observe("DELETED", obj("a", 7)) is None
+    assert cache.observe("MODIFIED", obj("a", 8)) is None
+
+
+def test_versions_that_cannot_be_compared_never_bring_an_object_back():
+    cache = Cache()
+    first, end, later = (obj("a", 0) for _ in range(3))
+    for found, version in ((first, "x5"), (end, "x6"), (later, "x7")):
+        found["metadata"]["resourceVersion"] = version
+    cache.observe(None, first)
+    assert cache.observe("DELETED", end) is not None
+    assert cache.observe("ADDED", later) is None
+    assert cache.observe("ADDED", obj("a", 8)) is None
+
+
 def test_a_new_object_of_the_same_name_replaces_the_old_one_and_the_old_one_s_end_does_not_touch_it():
     cache = Cache()
     cache.observe(None, obj("a", 5, uid="old"))
@@ -106,6 +146,8 @@ class WatchAndSweep(RuleBasedStateMachine):
         self.version = 0
         self.uids = 0
         self.store: dict[str, dict] = {}
+        self.hidden: dict[str, dict] = {}
+        """Those that have lost the label by which they are watched."""
         self.pending: list[tuple[str, dict]] = []
         self.ends: dict[str, int] = {}
 
@@ -115,6 +157,8 @@ class WatchAndSweep(RuleBasedStateMachine):
 
     @rule(name=names, group=st.sampled_from(["x", "y"]), lose=st.booleans())
     def write(self, name, group, lose):
+        if name in self.hidden:
+            return
         held = self.store.get(name)
         if held is None:
             self.uids += 1
@@ -132,6 +176,17 @@ class WatchAndSweep(RuleBasedStateMachine):
         self.ends[held["metadata"]["uid"]] = self.version
         if not lose:
             self.pending.append(("DELETED", end))
+
+    @rule(name=names, lose=st.booleans())
+    def lose_or_regain_the_label(self, name, lose):
+        there, elsewhere = (self.store, self.hidden) if name in self.store else (self.hidden, self.store)
+        held = there.pop(name, None)
+        if held is None:
+            return
+        uid, group = held["metadata"]["uid"], held["metadata"]["labels"]["g"]
+        elsewhere[name] = obj(name, self._next(), uid=uid, group=group)
+        if not lose:
+            self.pending.append(("DELETED" if there is self.store else "ADDED", elsewhere[name]))
 
     @rule(data=st.data())
     def deliver(self, data):

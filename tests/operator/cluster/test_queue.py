@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
+import time
 
 import pytest
 from hypothesis import strategies as st
@@ -155,6 +158,42 @@ def test_keys_at_rest_are_forgotten(clock):
         queue.done(key)
         clock.now += 0.1
     assert len(queue._entries) < 50
+
+
+@pytest.fixture
+def eager_threads():
+    """Threads take turns after every few steps."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_the_depth_is_told_to_another_thread_while_keys_come():
+    queue: WorkQueue[int] = WorkQueue(clock=time.monotonic, rng=random.Random(1))
+    for key in range(2_000):
+        queue.add(key)
+    told: list[int] = []
+    faults: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            told.extend(queue.depth() for _ in range(50))
+        except RuntimeError as error:
+            faults.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    key = 2_000
+    while asking.is_alive():
+        queue.add(key)
+        assert queue.take() is not None
+        queue.done(key - 2_000)
+        key += 1
+    asking.join()
+    assert faults == []
+    assert len(told) == 50
 
 
 class QueueMachine(RuleBasedStateMachine):

@@ -71,6 +71,15 @@ def test_outside_a_pod_the_kubeconfig_is_found():
         ([*RUN, "--prot", "1"], POD, "unknown option '--prot'"),
         ([*RUN, "--prot", "1"], POD, "did you mean '--port'?"),
         ([*RUN, "--lease-nmae=x"], POD, "did you mean '--lease-name'?"),
+        ([*RUN, "--writes-per-second", "0"], POD, "0 is no rate: give a finite number above 0, such as 1000"),
+        ([*RUN, "--writes-per-second", "-5"], POD, "-5 is no rate"),
+        ([*RUN, "--writes-per-second", "nan"], POD, "nan is no rate"),
+        ([*RUN, "--writes-per-second", "inf"], POD, "inf is no rate"),
+        ([*RUN, "--writes-per-second", "many"], POD, "many is no rate"),
+        (RUN, {**POD, "BALLAST_OPERATOR_WRITES_PER_SECOND": "0"}, "argument --writes-per-second: 0 is no rate"),
+        ([*RUN, "--port", "99999"], POD, "99999 is no port: give a whole number from 0 to 65535; 0 takes a free one"),
+        ([*RUN, "--port", "-1"], POD, "-1 is no port"),
+        ([*RUN, "--port", "http"], POD, "http is no port"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(argv, environment, message, capsys):

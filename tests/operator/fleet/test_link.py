@@ -147,6 +147,49 @@ async def test_a_refused_call_says_what_the_worker_said(rig: Rig, worker: FakeWo
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
 
 
+async def compacting(rig: Rig, worker: FakeWorker) -> asyncio.Task[pb.CompactMemoryResponse]:
+    """A compaction that the worker has begun and does not end."""
+    begun = asyncio.Event()
+
+    async def compact(*_: object) -> pb.CompactMemoryResponse:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await worker.stop()
+    worker.CompactMemory = compact
+    worker.restart()
+    await worker.start()
+    await until(lambda: rig.link.view.instance_id == worker.instance)
+    calling = asyncio.create_task(rig.link.compact(pb.COMPACTION_MODE_MOVE, (), seconds=300.0))
+    async with asyncio.timeout(10):
+        await begun.wait()
+    return calling
+
+
+async def test_a_call_in_flight_fails_in_words_when_its_pod_is_let_go(rig: Rig, worker: FakeWorker):
+    calling = await compacting(rig, worker)
+    rig.fleet.leave("uid")
+    with pytest.raises(CallError, match="its pod is gone, or has another address") as caught:
+        await calling
+    assert caught.value.code is grpc.StatusCode.CANCELLED
+
+
+async def test_a_call_that_begins_after_its_pod_was_let_go_fails_in_words(rig: Rig):
+    await until(lambda: rig.link.view.known)
+    await rig.link.close()
+    with pytest.raises(CallError, match="its pod is gone, or has another address"):
+        await rig.link.release()
+
+
+async def test_a_caller_that_is_cancelled_stays_cancelled_while_its_link_closes(rig: Rig, worker: FakeWorker):
+    calling = await compacting(rig, worker)
+    rig.fleet.leave("uid")
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+
+
 async def test_a_pod_that_is_gone_is_let_go(rig: Rig, worker: FakeWorker):
     await until(lambda: rig.link.view.known)
     rig.fleet.leave("uid")
