@@ -102,7 +102,7 @@ def cluster(*argv: str) -> None:
     subprocess.run([CLUSTER, *argv], cwd=ROOT, env={**os.environ, **OWN_CLUSTER}, check=False)
 
 
-def on_nodes(name: str) -> Part:
+def on_nodes(name: str, *more: str) -> Part:
     """Run tests on a cluster that nothing ran on before."""
     with (Path(tempfile.gettempdir()) / "ballast-tests.lock").open("w") as lock:
         try:
@@ -112,22 +112,20 @@ def on_nodes(name: str) -> Part:
             fcntl.flock(lock, fcntl.LOCK_EX)
         cluster("down", "--all")
         try:
-            part = tests(name)
-            if not part.passed:
-                cluster("down", "--all")
-                part = again(part)
-            return part
+            return tests(name, *more)
         finally:
             cluster("down", "--all")
 
 
-def again(failed: Part) -> Part:
-    """Try what failed once more on a new cluster: a node that starts no pods is this machine's fault, and rarely twice."""
-    second = tests(failed.name, "--last-failed", "--last-failed-no-failures=none")
-    second.seconds += failed.seconds
-    second.output = (
-        "only at the second try, on a new cluster: see above what failed at the first" if second.passed else ""
-    )
+def attempt(name: str) -> Part:
+    """Run a selection, and what failed of it once more: on a machine that was busy for a moment that is rarely the same."""
+    run = on_nodes if name in ON_NODES else tests
+    part = run(name)
+    if part.passed:
+        return part
+    second = run(name, "--last-failed", "--last-failed-no-failures=none")
+    second.seconds += part.seconds
+    second.output = "only at the second try: see above what failed at the first" if second.passed else ""
     return second
 
 
@@ -145,7 +143,7 @@ def main() -> int:
         parts += static()
     for name in PYTEST:
         if name in asked:
-            parts.append(on_nodes(name) if name in ON_NODES else tests(name))
+            parts.append(attempt(name))
     print("\nPart                 Result   Seconds")
     for part in parts:
         print(

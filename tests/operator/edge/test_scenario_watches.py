@@ -41,8 +41,10 @@ async def test_watches_that_were_cut_and_have_expired_begin_anew_in_the_same_pro
                 return worker.models.keys() == {"kept", "new"}
 
             await bare.until(left, seconds=60)
-            assert (
-                "Restarting the watch-stream for inferencemodels" in caplog.text
-            )  # it was told that it comes too late
+
+            async def told_that_it_comes_too_late() -> bool:
+                return "Restarting the watch-stream for inferencemodels" in caplog.text
+
+            await bare.until(told_that_it_comes_too_late, seconds=60)
             assert (operator.lost, operator.error, operator.health.faults()) == ([], None, [])
             await asyncio.to_thread(operator.stop)
