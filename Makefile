@@ -37,11 +37,11 @@ coverage: venv ## which lines and branches the unit tests run
 test-outage: setup ## an API server that is away for minutes and a node that is lost, in the real cluster
 	$(PYTHON) tests/run_all.py outage
 
-# For processes that are started, too. One process a file of tests: each wants the device alone.
+# The two targets for GPUs, and the processes that they start, find the sources here.
 GPU_PATH := $(CURDIR)/operator:$(CURDIR)/worker_image:$(CURDIR)/tests:$(CURDIR)
 
 .PHONY: test-gpu
-test-gpu: ## what needs an NVIDIA GPU, with the python3 that has JAX for CUDA and pytest; GPU_MODELS=DIR names sample bundles
+test-gpu: ## what needs an NVIDIA GPU, each file in a process of its own; GPU_MODELS=DIR names sample bundles
 	set -e; for file in tests/gpu/test_*.py; do PYTHONPATH="$(GPU_PATH)" python3 -m pytest -m gpu $$file; done
 
 .PHONY: bench-eviction bench-policy bench-churn bench-host bench-operator bench-placement bench-gpu

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""uv, which installs Python packages in an eighth of pip's time and fetches a wheel once for all checkouts."""
+"""uv, which installs the Python packages of a checkout, and fetches a wheel once for all of them."""
 
 from __future__ import annotations
 

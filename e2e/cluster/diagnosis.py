@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from e2e.cluster.commands import kubectl
+from e2e.cluster.console import ClusterError
 from e2e.cluster.processes import Processes
 from e2e.cluster.settings import Settings
 
@@ -17,7 +18,13 @@ _PODS, _EVENTS, _LINES = 6, 25, 12
 
 
 def diagnosis(settings: Settings) -> str:
-    """Return a page about what does not run: at most so many pods, Events and lines of each log."""
+    """Return a page about what does not run: at most so many pods, Events and lines of each log.
+
+    Raises:
+        ClusterError: there is no cluster.
+    """
+    if not Processes(settings).names():
+        raise ClusterError(f"there is no cluster in {settings.state}: start it first, with `cluster up`")
     return "\n".join([*_processes(settings), *_objects(settings), *_logs(settings)])
 
 

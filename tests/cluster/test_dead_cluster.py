@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster.console import ClusterError
+from e2e.cluster.diagnosis import diagnosis
 from e2e.cluster.lifecycle import remove_the_dead
 from e2e.cluster.processes import Processes
 from e2e.cluster.settings import Settings
@@ -53,3 +55,10 @@ def test_a_new_state_folder_is_left_as_it_is(dead: Settings) -> None:
         path.unlink()
     remove_the_dead(dead)
     assert (dead.state / "etcd" / "file").exists()
+
+
+def test_where_no_cluster_is_none_is_diagnosed(dead: Settings) -> None:
+    assert "etcd" in diagnosis(dead)
+    remove_the_dead(dead)
+    with pytest.raises(ClusterError, match="there is no cluster in"):
+        diagnosis(dead)

@@ -52,9 +52,8 @@ async def tend(world: World, budget: Object, pool: Pool, ref: GatewayRef | None)
         raise
     except errors.ApiError as error:
         pool.unrouted = f"the API server refuses the HTTPRoute: {error}" if ref is not None else ""
-        if ref is None and not isinstance(
-            error, errors.Forbidden
-        ):  # one may be left: the next reconciliation tries again
+        if ref is None and not isinstance(error, errors.Forbidden):
+            # One may be left, and is tried again at the next reconciliation.
             logger.info("%s: the HTTPRoute cannot be removed yet: %s", budget["metadata"]["name"], error)
             return
     pool.route = ref, world.clock()
