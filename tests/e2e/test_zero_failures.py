@@ -200,8 +200,8 @@ def test_no_call_fails_while_models_move_workers_end_and_leaders_change(pool):
         time.sleep(8)
         ended(client.phase)
         client.phase = "repack after it"
-        moved.append(repack(kube))
-        assert moved[-1] > 0
+        # How soon measured demand has turned depends on the seconds that calls take here.
+        moved.append(kube.wait_for("a repack moves models after demand has turned", lambda: repack(kube), seconds=600))
         ended(client.phase)
         for mode in ("lazy", "preload", "move"):
             client.phase = f"compaction {mode}"

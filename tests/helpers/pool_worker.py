@@ -132,7 +132,8 @@ class _Served:
     def acquire(self, bundle, keep="") -> dict:
         """Load, and hold the transfer; `keep`: always keep the copy."""
         self.close(bundle)
-        transfer = self._held[bundle.path] = self._pool.acquire(bundle, keep=bool(keep))
+        found = self._pool.find(bundle, keep=bool(keep))
+        transfer = self._held[bundle.path] = found or self._pool.acquire(bundle, keep=bool(keep))
         digest = hashlib.sha256()
         for chunk in transfer.chunks():
             digest.update(chunk.data)

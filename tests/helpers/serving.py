@@ -13,7 +13,6 @@ import numpy as np
 
 from ballast_contract.config import ResidencyWish
 from ballast_worker.bundle.reader import Bundle
-from ballast_worker.device.gate import UploadGate
 from ballast_worker.residency.demand import Readiness, Refusal
 from ballast_worker.residency.protocol import ResidentModel
 from ballast_worker.serving.call import Call, Outcome, ServableModel
@@ -176,7 +175,7 @@ class Rig:
         automatic = options.pop("automatic", True)
         self.clock = Clock()
         self.fatal = Fatal()
-        options = {"gate": UploadGate(), "max_queue": 64, "clock": self.clock, "fatal": self.fatal, **options}
+        options = {"max_queue": 64, "clock": self.clock, "fatal": self.fatal, **options}
         self.engine = DeviceEngine(device=jax.devices("cpu")[0], **options)
         self.residency = HeldResidency(self.engine, automatic=automatic)
         self.engine.start(self.residency)

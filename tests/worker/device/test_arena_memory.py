@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import jax
@@ -157,3 +158,75 @@ def test_a_compaction_that_fails_half_way_declares_the_device_lost() -> None:
         memory.lease("b")
     with pytest.raises(DeviceLostError, match="half way"):
         memory.place("c", Weights.of_bytes(KIB).layout)
+
+
+class LateUpload(CpuUpload):
+    """A device that has four copies in flight, of which the host sees one arrive only when it waits."""
+
+    def __init__(self, block: np.ndarray) -> None:
+        super().__init__(block)
+        self._flying: deque[tuple[int, memoryview]] = deque()
+        self._seen = 0
+
+    def send(self, offset: int, data: memoryview, *, locked: bool) -> int:
+        while len(self._flying) >= 4:
+            self.wait()
+        self._flying.append((offset, data))
+        return self._seen
+
+    def wait(self) -> int:
+        if self._flying:
+            offset, data = self._flying.popleft()
+            self._seen = super().send(offset, data, locked=True)
+        return self._seen
+
+    def finish(self) -> None:
+        while self._flying:
+            self.wait()
+
+
+class LateBackend(CpuBackend):
+    piece_bytes = 16 * KIB
+
+    def upload(self) -> CpuUpload:
+        return LateUpload(self._block)
+
+
+def test_an_iterator_over_two_buffers_never_waits_for_one_in_vain() -> None:
+    memory = ArenaMemory(LateBackend(), 1 << 20)
+    weights = Weights.of_bytes(512 * KIB, 1)
+    free = [bytearray(40 * KIB), bytearray(40 * KIB)]
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in weights.chunks(40 * KIB):
+            buffer = free.pop()  # fails where a real one would wait for ever
+            buffer[: chunk.data.nbytes] = chunk.data
+            data = memoryview(buffer)[: chunk.data.nbytes]
+            yield Chunk(chunk.offset, data, locked=True, release=lambda buffer=buffer: free.append(buffer))
+
+    memory.place("a", weights.layout)
+    memory.fill("a", chunks())
+    memory.activate("a")
+    assert len(free) == 2
+    check(memory, "a", weights)
+    memory.close()
+
+
+def test_what_needs_no_release_is_in_flight_while_the_next_is_asked_for() -> None:
+    memory = ArenaMemory(LateBackend(), 1 << 20)
+    weights, seen = Weights.of_bytes(512 * KIB, 1), [0]
+    ahead = []
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in weights.chunks(16 * KIB):
+            ahead.append(chunk.offset - seen[-1])
+            yield chunk
+
+    memory.place("a", weights.layout)
+    memory.fill("a", chunks(), progress=seen.append)
+    assert max(ahead) == 4 * 16 * KIB
+    assert seen == sorted(seen)
+    assert seen[-1] == 512 * KIB
+    memory.activate("a")
+    check(memory, "a", weights)
+    memory.close()

@@ -45,11 +45,15 @@ class Transfer:
 
 
 class Store:
-    """Every acquire waits until as many are inside as the barrier has parties."""
+    """Every acquire waits until as many are inside as the barrier has parties. What is there is found by its digest."""
 
     def __init__(self, parties):
         self.together = threading.Barrier(parties)
         self.transfers = []
+        self.there = {}
+
+    def find(self, bundle, *, keep):
+        return self.there.get(bundle.digest)
 
     def acquire(self, bundle, *, keep, progress):
         self.together.wait(10)
@@ -60,6 +64,19 @@ class Store:
 def make(store, memory):
     posts = queue.SimpleQueue()
     return ThreadedLoader(memory=memory, store=store, post=posts.put), posts
+
+
+def test_a_copy_that_is_there_is_fetched_without_a_thread(tmp_path):
+    store = Store(2)  # with an acquire nobody would ever be fetched
+    loader, posts = make(store, Memory())
+    bundle = random_bundle(tmp_path, 256, seed=1)
+    there = store.there[bundle.digest] = Transfer()
+    fetched = []
+    loader.fetch(bundle, keep=True, done=lambda *result: fetched.append(result))
+    assert fetched == []  # the caller is not called back in its own call
+    posts.get_nowait()()
+    assert fetched[0][0] is there
+    loader.close()
 
 
 def test_files_of_different_models_are_read_at_the_same_time_and_copied_one_after_the_other(tmp_path):
@@ -85,12 +102,12 @@ def test_files_of_different_models_are_read_at_the_same_time_and_copied_one_afte
 
 
 def test_an_error_of_the_store_or_the_source_is_an_answer_and_the_threads_live_on(tmp_path):
-    class Broken:
+    class Broken(Store):
         def acquire(self, bundle, *, keep, progress):
             raise OSError("no such disk")
 
     memory = Memory()
-    loader, posts = make(Broken(), memory)
+    loader, posts = make(Broken(1), memory)
     answers = []
     loader.fetch(random_bundle(tmp_path / "a", 256), keep=False, done=lambda result, _: answers.append(result))
     posts.get(timeout=10)()
@@ -200,8 +217,9 @@ def test_a_stream_is_not_overtaken_for_ever():
 
 
 def test_closing_stops_a_read_that_goes_on(tmp_path):
-    class Endless:
+    class Endless(Store):
         def __init__(self):
+            super().__init__(1)
             self.begun, self.stopped = threading.Event(), []
 
         def acquire(self, bundle, *, keep, progress):

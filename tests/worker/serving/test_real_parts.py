@@ -19,7 +19,6 @@ from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
 from ballast_worker.device.arena_memory import ArenaMemory
 from ballast_worker.device.cpu import CpuBackend
-from ballast_worker.device.gate import UploadGate
 from ballast_worker.host.pool import HostPool
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.loader import ThreadedLoader
@@ -54,10 +53,9 @@ class Worker:
     """Everything below the protocols, for real."""
 
     def __init__(self, tmp_path, *, arena: int) -> None:
-        gate = UploadGate()
-        self.memory = ArenaMemory(CpuBackend(), arena, gate=gate)
+        self.memory = ArenaMemory(CpuBackend(), arena)
         self.store = HostPool(directory=tmp_path / "pool", budget=16 * MIB, segment_bytes=4 * MIB, ring_bytes=4 * MIB)
-        self.engine = DeviceEngine(device=jax.devices("cpu")[0], gate=gate, max_queue=1000)
+        self.engine = DeviceEngine(device=jax.devices("cpu")[0], max_queue=1000)
         self.loader = ThreadedLoader(memory=self.memory, store=self.store, post=self.engine.post)
         self.residency = ResidencyManager(
             memory=self.memory,

@@ -12,7 +12,6 @@ from typing import Any
 from ballast_contract.config import WorkerConfig
 from ballast_worker.control.observed import ObservedEngine
 from ballast_worker.control.planning import DEPTH
-from ballast_worker.device.gate import UploadGate
 from ballast_worker.device.memory import DeviceMemory
 from ballast_worker.device.plan import SCRATCH, Plan
 from ballast_worker.device.reservation import reserve_device
@@ -122,10 +121,7 @@ def reserve(
         OSError: a port cannot be had.
     """
     with contextlib.ExitStack() as undo:
-        gate = UploadGate()
-        taken = reserve_device(
-            plan, config.device.allocator, kind=config.backend, ordinal=config.device.ordinal, gate=gate
-        )
+        taken = reserve_device(plan, config.device.allocator, kind=config.backend, ordinal=config.device.ordinal)
         device, memory = taken.device, taken.memory
         undo.callback(memory.close)
         rehearsed = rehearse(models, device=device, memory=memory, journal=journal, fatal=end_process)
@@ -133,7 +129,6 @@ def reserve(
         undo.callback(store.close)
         engine = DeviceEngine(
             device=device,
-            gate=gate,
             max_queue=config.serving.max_queue,
             depth=DEPTH,
             journal=journal,

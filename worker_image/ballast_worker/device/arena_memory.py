@@ -16,7 +16,6 @@ from ballast_worker.device.arena import Arena
 from ballast_worker.device.backend import Backend, DeviceError, DeviceLostError
 from ballast_worker.device.filling import Filling
 from ballast_worker.device.former_views import FormerViews
-from ballast_worker.device.gate import UploadGate
 from ballast_worker.device.lease import ExtentLease
 from ballast_worker.device.memory import (
     DeviceMemoryError,
@@ -48,7 +47,6 @@ class ArenaMemory:
     Args:
         backend: the device; its block is allocated here, once.
         capacity: bytes for weights, of which the largest multiple of 256 is used.
-        gate: closed by whoever uploads the inputs of requests.
         clock: seconds, for the durations that are reported.
 
     Raises:
@@ -63,12 +61,10 @@ class ArenaMemory:
         backend: Backend,
         capacity: int,
         *,
-        gate: UploadGate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         capacity = max(0, capacity) // ALIGNMENT * ALIGNMENT
         self._backend = backend
-        self._gate = gate or UploadGate()
         self._clock = clock
         self._lock = threading.Lock()
         self._arena = Arena(capacity)
@@ -88,11 +84,11 @@ class ArenaMemory:
             self._contents[key] = _Content(layout)
 
     def fill(self, key: str, chunks: Iterable[Chunk], *, progress: Callable[[int], None] | None = None) -> None:
-        """Copy a model's bytes into its extent, two pieces in flight, and build its views meanwhile, unless it had some at
-        this place before.
+        """Copy a model's bytes into its extent, a few pieces in flight, and build its views meanwhile, unless it had some
+        at this place before.
 
-        When a chunk is asked for, every earlier one has been released but the last: an iterator over a ring of two
-        buffers may wait for a free one.
+        When a chunk is asked for, every earlier one that waits to be released has been but the last: an iterator over a
+        ring of two buffers may wait for a free one.
         """
         with self._lock:
             content = self._content(key)
@@ -101,7 +97,7 @@ class ArenaMemory:
             extent = self._arena.extent(key)
             content.running = True
         address = self._backend.address + extent.offset
-        filling = Filling(self._backend, self._gate, extent.offset, content.layout, progress, self._former.drain)
+        filling = Filling(self._backend, extent.offset, content.layout, progress, self._former.drain)
         former = self._former.take(key, address, content.layout)
         try:
             built = filling.run(

@@ -25,9 +25,9 @@ class Upload(Protocol):
     """A run of copies from host to device, in order. One thread uses it."""
 
     def send(self, offset: int, data: memoryview, *, locked: bool) -> int:
-        """Enqueue a copy of at most `Backend.piece_bytes` to `offset`, then wait until everything before it has arrived.
+        """Enqueue a copy of at most `Backend.piece_bytes` to `offset`; wait first while too many are in flight.
 
-        So two pieces are queued while it waits, which keeps the link busy, and one when it returns.
+        Between two copies the device takes up copies of others, so that the inputs of a request wait for one at most.
 
         Args:
             offset: in the block, in bytes.
@@ -40,6 +40,14 @@ class Upload(Protocol):
 
         Raises:
             DeviceError: the copy cannot be enqueued, or an earlier one failed.
+        """
+        ...
+
+    def wait(self) -> int:
+        """Wait until the oldest piece in flight has arrived; returns what `send` returns.
+
+        Raises:
+            DeviceError: a copy failed.
         """
         ...
 
@@ -62,7 +70,7 @@ class Backend(Protocol):
 
     @property
     def piece_bytes(self) -> int:
-        """Most bytes of one copy from the host: what the inputs of a request wait for, at most twice."""
+        """Most bytes of one copy from the host: what the inputs of a request wait for at most."""
         ...
 
     @property

@@ -14,7 +14,7 @@ from ballast_worker.device.backend import DeviceError
 PAGE_BYTES = 4096
 
 PIECE_BYTES = 1 << 20
-"""About 0.1 ms of copying, after which a load looks at the upload gate again."""
+"""About 0.1 ms of copying, after which progress is told and what was copied is released."""
 
 
 class CpuBackend:
@@ -81,6 +81,10 @@ class CpuUpload:
         source = np.frombuffer(data, np.uint8)
         np.copyto(self._block[offset : offset + source.nbytes], source)
         self._sent += source.nbytes
+        return self._sent
+
+    def wait(self) -> int:
+        """Everything has arrived already."""
         return self._sent
 
     def finish(self) -> None:

@@ -12,7 +12,6 @@ from ballast_worker.device.backend import Backend
 from ballast_worker.device.bfc_memory import BfcMemory
 from ballast_worker.device.bfc_pool import SimulatedPool
 from ballast_worker.device.cpu import CpuBackend
-from ballast_worker.device.gate import UploadGate
 from ballast_worker.device.memory import DeviceMemory
 from ballast_worker.device.plan import SCRATCH, Plan
 from ballast_worker.device.xla_pool import POOL_GRAIN, XlaPool, take_pool
@@ -46,7 +45,7 @@ def overhead_bytes(allocator: Allocator) -> int:
 
 
 def reserve_device(
-    plan: Plan, allocator: Allocator, *, kind: Literal["cpu", "cuda"], ordinal: int, gate: UploadGate
+    plan: Plan, allocator: Allocator, *, kind: Literal["cpu", "cuda"], ordinal: int
 ) -> DeviceReservation:
     """Take what an accepted plan says. XLA's client is made here, so that its environment is set by now.
 
@@ -61,7 +60,7 @@ def reserve_device(
             take_pool(device, plan.line(SCRATCH) + plan.arena)
             return DeviceReservation(device, _beside_scratch(plan, device))
         take_pool(device, plan.line(SCRATCH))
-        memory = ArenaMemory(backend, plan.arena, gate=gate)
+        memory = ArenaMemory(backend, plan.arena)
         undo.pop_all()
         return DeviceReservation(device, memory)
 

@@ -85,6 +85,22 @@ class PoolDirectory:
             finally:
                 self._table_lock.unlock(TABLE_BYTE)
 
+    @contextlib.contextmanager
+    def locked_if_free(self) -> Iterator[bool]:
+        """Hold the table's lock, or answer False when somebody else has it. For bookkeeping only."""
+        if not self._lock.acquire(blocking=False):
+            yield False
+            return
+        try:
+            locked = self._table_lock.try_exclusive(TABLE_BYTE)
+            try:
+                yield locked
+            finally:
+                if locked:
+                    self._table_lock.unlock(TABLE_BYTE)
+        finally:
+            self._lock.release()
+
     def locks(self) -> Locks:
         """A new holder of locks."""
         return Locks(self._table_fd)

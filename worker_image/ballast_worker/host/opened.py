@@ -146,6 +146,25 @@ class OpenedPool:
                     return NoCopy(self.supply.why_full(step.segments))
                 may_evict = True
 
+    def find(self, bundle: Bundle, *, keep: bool) -> Taken | None:
+        """Take a copy that is there and mapped, if nothing is to be tidied and nobody has the table's lock.
+
+        Raises:
+            HostPoolError: the pool cannot be used any more.
+            OSError: the pool's file system failed.
+        """
+        table = self._directory.table.cached()
+        if table is None or table.generation != self._tidied or not self.supply.settled(table):
+            return None
+        entry = table.find(digest_of(bundle), LAYOUT_VERSION)
+        if entry is None or entry.state is not State.READY or not self._segments.mapped(entry.runs):
+            return None
+        with self._directory.locked_if_free() as locked:
+            if not locked or self._directory.table.cached() is not table:
+                return None
+            step = self._share(entry, keep=keep)
+        return Taken(self._transfer(step.entry, step.lock), hit=True) if isinstance(step, _Hit) else None
+
     def _step(self, bundle: Bundle, *, keep: bool, evict: bool) -> _Hit | Fill | _Busy | _Full:
         """One look at the table."""
         directory, digest = self._directory, digest_of(bundle)
@@ -153,18 +172,25 @@ class OpenedPool:
             table = directory.table.read()
             entry = table.find(digest, LAYOUT_VERSION)
             if entry is not None and entry.state is State.READY:
-                lock = self._idle.pop() if self._idle else directory.locks()
-                if lock.try_shared(entry_byte(entry.slot)):
-                    directory.table.mark(entry.slot, filled=entry.nbytes, loaded_ns=time.monotonic_ns())
-                    self._keep(entry, wanted=keep)
-                    return _Hit(entry, lock)
-                self._idle.append(lock)
-                return _Busy(entry.slot)
+                return self._share(entry, keep=keep)
             if entry is not None:
                 table = self.supply.drop_dead()
                 if table.find(digest, LAYOUT_VERSION) is not None:
                     return _Busy(entry.slot)
             return self._reserve(table, bundle, keep=keep, evict=evict)
+
+    def _share(self, entry: Entry, *, keep: bool) -> _Hit | _Busy:
+        """Lock a region that is ready against eviction. Hold the table's lock."""
+        try:
+            lock = self._idle.pop()
+        except IndexError:
+            lock = self._directory.locks()
+        if not lock.try_shared(entry_byte(entry.slot)):
+            self._idle.append(lock)
+            return _Busy(entry.slot)
+        self._directory.table.mark(entry.slot, filled=entry.nbytes, loaded_ns=time.monotonic_ns())
+        self._keep(entry, wanted=keep)
+        return _Hit(entry, lock)
 
     def _reserve(self, table: Table, bundle: Bundle, *, keep: bool, evict: bool) -> Fill | _Full:
         """Find room for a region and enter it."""

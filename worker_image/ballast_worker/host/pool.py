@@ -19,7 +19,7 @@ from ballast_worker.host.directory import TABLE_FILE
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.filling import digest_of
 from ballast_worker.host.limits import Available, available
-from ballast_worker.host.opened import NoCopy, OpenedPool
+from ballast_worker.host.opened import NoCopy, OpenedPool, Taken
 from ballast_worker.host.pages import PAGE_BYTES
 from ballast_worker.host.segments import PageLocker
 from ballast_worker.host.store import HostBytes, HostStatistics, HostTrouble, Transfer
@@ -147,12 +147,29 @@ class HostPool:
             taken = NoCopy(str(error))
         if isinstance(taken, NoCopy):
             return self._fall_back(bundle, taken.reason)
+        self._count(bundle, taken)
+        return taken.transfer
+
+    def find(self, bundle: Bundle, *, keep: bool) -> Transfer | None:
+        """See `HostStore.find`."""
+        opened = self._opened
+        if opened is None or not bundle.layout.nbytes or (self._budget == 0 and not keep):
+            return None
+        try:
+            taken = opened.find(bundle, keep=keep)
+        except (HostPoolError, OSError):
+            return None  # `acquire` meets it too, and says so
+        if taken is None:
+            return None
+        self._count(bundle, taken)
+        return taken.transfer
+
+    def _count(self, bundle: Bundle, taken: Taken) -> None:
         with self._lock:
             self._hits += taken.hit
             self._misses += not taken.hit
             self._fills += not taken.hit
             self._without.pop(digest_of(bundle), None)
-        return taken.transfer
 
     def _fall_back(self, bundle: Bundle, reason: str) -> Transfer:
         transfer = self._stream(bundle)

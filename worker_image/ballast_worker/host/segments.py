@@ -21,8 +21,8 @@ from ballast_worker.host.directory import PoolDirectory
 from ballast_worker.host.pages import PAGE_BYTES, Run
 
 PIECE_BYTES = 16 << 20
-"""Chunks end at multiples of it within a segment, and memory that is mapped late is locked in steps of it: so a copy never
-crosses separately locked pieces."""
+"""Memory that is mapped late is locked in steps of it, and chunks of what is not locked whole end at multiples of it within
+a segment: so a copy never crosses separately locked pieces."""
 
 PAUSE_SECONDS = 0.02
 """Between two late steps. Locking holds up every execution of the process (0.26 s for 8 GiB at once); in 16 MiB steps with
@@ -102,6 +102,11 @@ class Segments:
                     with self._lock:
                         self._mappings[number] = mapping
 
+    def mapped(self, runs: Sequence[Run]) -> bool:
+        """Whether the segments of these runs are mapped, and locked as far as they can be."""
+        with self._lock:
+            return all(run.segment in self._mappings for run in runs)
+
     def _map(self, number: int, *, late: bool) -> _Mapping:
         fd = self._directory.open_segment(number, nbytes=self._nbytes, writable=False)
         try:
@@ -128,17 +133,14 @@ class Segments:
                 mapping = self._mappings[run.segment]
             cursor = run.first * PAGE_BYTES
             end = min(cursor + run.nbytes, cursor + nbytes - done)
+            step = self._nbytes if mapping.locked.get(0) == self._nbytes else PIECE_BYTES
             while cursor < end:
-                stop = min(end, (cursor // PIECE_BYTES + 1) * PIECE_BYTES)
-                locked = self._is_locked(mapping, cursor, stop)
+                begin = cursor // step * step
+                stop = min(end, begin + step)
+                locked = stop <= begin + mapping.locked.get(begin, 0)
                 yield done, memoryview(mapping.memory)[cursor:stop], locked
                 done += stop - cursor
                 cursor = stop
-
-    @staticmethod
-    def _is_locked(mapping: _Mapping, start: int, stop: int) -> bool:
-        begin = 0 if len(mapping.locked) == 1 and 0 in mapping.locked else start // PIECE_BYTES * PIECE_BYTES
-        return stop <= begin + mapping.locked.get(begin, 0)
 
     @contextlib.contextmanager
     def window(self, runs: Sequence[Run]) -> Iterator[memoryview]:

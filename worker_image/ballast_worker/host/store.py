@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of the host tier: where a load gets a model's packed bytes from, and what is kept in host memory.
 
-Threads: `acquire` and everything on a transfer run on the copy thread or on a thread of the file pool; `statistics`,
-`has` and `evict` may be called from any thread and never wait for a read.
+Threads: `acquire` and everything on a transfer run on the copy thread or on a thread of the file pool; `find`,
+`statistics`, `has` and `evict` may be called from any thread and never wait for a read.
 """
 
 from __future__ import annotations
@@ -112,6 +112,12 @@ class HostStore(Protocol):
 
         Raises:
             BundleError: the file cannot be read, is not what the manifest says, or changed meanwhile. Nothing is kept.
+        """
+        ...
+
+    def find(self, bundle: Bundle, *, keep: bool) -> Transfer | None:
+        """What `acquire` would return, where a copy is there and can be had without waiting for anything or anybody; else
+        None, which says nothing about the copy.
         """
         ...
 

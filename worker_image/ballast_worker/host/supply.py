@@ -106,6 +106,11 @@ class Supply:
                 regions.trim(self._directory, segments=self.most)
         return True
 
+    def settled(self, table: Table) -> bool:
+        """Whether `settle` has nothing to do."""
+        there = len(table.segments)
+        return self.most is None or there < self.most or (there == self.most and self.shortage is None)
+
     def grow(self, segments: int, *, keep: bool) -> bool:
         """One more segment than so many, where the budget, or a copy that is always kept, allows it and memory is there."""
         beyond = self.most is not None and segments >= self.most

@@ -89,8 +89,7 @@ class TableFile:
         Raises:
             HostPoolError: neither copy is whole.
         """
-        cached = self._cached
-        if cached.generation and self._is_newest(cached):
+        if (cached := self.cached()) is not None:
             return cached
         for _ in range(1000):
             heads = sorted((head for head in map(self._head, (0, 1)) if head is not None), reverse=True)
@@ -102,6 +101,11 @@ class TableFile:
         raise HostPoolError(
             f"both copies of the table in {self._shown} are damaged: stop the workers that use it and remove it"
         )
+
+    def cached(self) -> Table | None:
+        """The table now, if this process has read it already; the same object each time."""
+        cached = self._cached
+        return cached if cached.generation and self._is_newest(cached) else None
 
     def ready(self) -> frozenset[tuple[bytes, int]]:
         """Digest and layout version of every region that can be used now.

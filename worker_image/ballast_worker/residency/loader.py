@@ -38,7 +38,7 @@ class Loader(Protocol):
         ...
 
     def fetch(self, bundle: Bundle, *, keep: bool, done: Callable[[Transfer | Exception, float], None]) -> None:
-        """Get hold of a host copy or a stream, on a thread of the file pool."""
+        """Get hold of a host copy or a stream: at once where a copy is there, else on a thread of the file pool."""
         ...
 
     def fill(self, key: str, transfer: Transfer, done: Callable[[Exception | None, float], None]) -> None:
@@ -103,7 +103,7 @@ class ThreadedLoader:
 
         Args:
             memory: whose `fill` the copy thread calls.
-            store: whose `acquire` the file threads call.
+            store: whose `acquire` the file threads call, and `find` the device thread.
             post: runs an action on the device thread, soon; any thread may call it.
             file_threads: models whose files are read at the same time.
             clock: monotonic seconds.
@@ -122,6 +122,10 @@ class ThreadedLoader:
 
     def fetch(self, bundle: Bundle, *, keep: bool, done: Callable[[Transfer | Exception, float], None]) -> None:
         """See `Loader.fetch`."""
+        began = self._clock()
+        if (found := self._store.find(bundle, keep=keep)) is not None:
+            self._post(partial(done, found, self._clock() - began))
+            return
 
         def work() -> None:
             result: Transfer | Exception

@@ -16,7 +16,6 @@ import jax
 
 from ballast_contract.reasons import Reason
 from ballast_worker.device.backend import DeviceLostError
-from ballast_worker.device.gate import UploadGate
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.protocol import Residency
 from ballast_worker.serving import refusals
@@ -44,7 +43,6 @@ class DeviceEngine:
         self,
         *,
         device: jax.Device,
-        gate: UploadGate,
         max_queue: int,
         depth: int = 1,
         journal: Journal | None = None,
@@ -56,7 +54,6 @@ class DeviceEngine:
 
         Args:
             device: where executables are loaded and inputs go.
-            gate: closed while inputs are uploaded; the one that loads ask.
             max_queue: calls waiting per model; one more is refused.
             depth: executions enqueued at once, as stated to the plan.
             journal: told before and after each dispatch.
@@ -71,7 +68,6 @@ class DeviceEngine:
         self._accounts = Accounts()
         executions = Executions(
             device=device,
-            gate=gate,
             journal=journal or NoJournal(),
             fatal=self._fatal,
             accounts=self._accounts,

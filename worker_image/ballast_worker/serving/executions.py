@@ -9,14 +9,11 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Final
 
 import jax
 
 from ballast_worker.bundle.dimensions import program_name
-from ballast_worker.device.gate import UploadGate
 from ballast_worker.device.memory import Lease
 from ballast_worker.residency.protocol import Residency
 from ballast_worker.serving import refusals
@@ -29,9 +26,6 @@ from ballast_worker.serving.queues import Batch
 from ballast_worker.serving.served import Version
 
 _log = logging.getLogger(__name__)
-
-_GATED_BYTES: Final = 16 << 10
-"""Inputs up to this size pass a load without delay and need no gate."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,14 +48,12 @@ class Executions:
         self,
         *,
         device: jax.Device,
-        gate: UploadGate,
         journal: Journal,
         fatal: Callable[[str], None],
         accounts: Accounts,
         clock: Callable[[], float],
     ) -> None:
         self._device = device
-        self._gate = gate
         self._journal = journal
         self._fatal = fatal
         self._accounts = accounts
@@ -124,15 +116,9 @@ class Executions:
         version, batch = execution.version, execution.batch
         program = version.programs[batch.program.dimensions]
         inputs = assemble([waiting.call for waiting in batch.members], program.shapes, batched=version.batched)
-        gated = program.copies and sum(array.nbytes for array in inputs) > _GATED_BYTES
-        with self._gate.uploading() if gated else nullcontext():
-            uploaded = program.upload(inputs)
-            execution.started = self._clock()
-            execution.outputs = program.enqueue(execution.lease.arrays, uploaded)
-            if gated:
-                # The runtime enqueues a large copy from a thread of its own: only its end proves that it was.
-                for array in uploaded:
-                    array.block_until_ready()
+        uploaded = program.upload(inputs)
+        execution.started = self._clock()
+        execution.outputs = program.enqueue(execution.lease.arrays, uploaded)
 
     def _fail(self, execution: _Execution, error: Exception) -> None:
         program = program_name(dict(execution.batch.program.dimensions))
