@@ -11,6 +11,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -32,11 +34,16 @@ time.sleep(600)
 """
 
 
-def hold(nbytes: int) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(nbytes)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "0\n"
-    return process
+@contextmanager
+def holding(nbytes: int) -> Iterator[None]:
+    """Another process has so much of the device, and is killed at the end."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(nbytes)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "0\n"
+            yield
+        finally:
+            process.kill()
 
 
 def pause(seconds: float) -> bool:
@@ -49,9 +56,8 @@ def test_the_memory_of_a_killed_process_is_there_before_a_start_goes_on(gpu):
     found_too_little = 0
     waited = []
     for _ in range(20):
-        holder = hold(wanted)
-        holder.kill()
-        holder.wait()
+        with holding(wanted):
+            pass
         at_once = nvml.usage(gpu.uuids)
         found_too_little += at_once.free < wanted
         began = time.monotonic()
@@ -68,8 +74,7 @@ def test_a_device_that_somebody_else_keeps_is_refused_by_name(gpu, tmp_path):
     from ballast_worker.control import planning  # noqa: PLC0415
     from ballast_worker.control.machine import Machine  # noqa: PLC0415
 
-    holder = hold(gpu.total_bytes // 2)
-    try:
+    with holding(gpu.total_bytes // 2):
         config = WorkerConfig.model_validate({"name": "late", "backend": "cuda", "device": {"budget": "90%"}})
         machine = Machine(config)
         said = []
@@ -77,9 +82,6 @@ def test_a_device_that_somebody_else_keeps_is_refused_by_name(gpu, tmp_path):
         machine.settle(pause=lambda _: next(looks), say=said.append)
         basis = planning.Basis(config, machine.budget, machine.context, machine.overhead(0))
         plan = basis.plan(basis.inputs({}))
-    finally:
-        holder.kill()
-        holder.wait()
     assert "bytes of device memory" in said[0]
     assert not plan.fits
     refusal = planning.refusal(plan).message
