@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import cycle
 from statistics import median
 from typing import Any
@@ -43,19 +43,18 @@ def measure(setting: Setting, built: Mapping[str, Built], emit: Callable[..., No
     with _requests(worker, scale.requests_per_second) as quiet:
         time.sleep(scale.seconds)
     polite, polite_loads = _loading(worker, names, scale.requests_per_second, scale.seconds)
-    with _one_stream() if setting.backend == "cuda" else nullcontext():
-        greedy, greedy_loads = _loading(worker, names, scale.requests_per_second, scale.seconds)
     limit = max(limit, link.bytes_per_second(setting))
-
     if _refused(quiet) or _refused(polite):
         raise BenchmarkError(f"{_refused(quiet)} requests were refused in the quiet, {_refused(polite)} beside loads")
 
-    def added(answers: list[Answered]) -> float:
-        return _milliseconds(answers)["p99"] - _milliseconds(quiet)["p99"]
+    def figures(answers: list[Answered], loads: list[float]) -> dict[str, float]:
+        return {
+            "input_p99_added_milliseconds_during_load": _milliseconds(answers)["p99"] - _milliseconds(quiet)["p99"],
+            "load_ratio_under_traffic": big / median(loads) / limit,
+        }
 
     emit(
-        input_p99_added_milliseconds_during_load=added(polite),
-        load_ratio_under_traffic=big / median(polite_loads) / limit,
+        **figures(polite, polite_loads),
         traffic={
             "input_bytes": worker.zeros(INPUTS).nbytes,
             "requests_per_second": scale.requests_per_second,
@@ -64,12 +63,12 @@ def measure(setting: Setting, built: Mapping[str, Built], emit: Callable[..., No
             "during_loads_milliseconds": _milliseconds(polite),
             "loads": len(polite_loads),
         },
-        control_with_one_stream={
-            "input_p99_added_milliseconds_during_load": added(greedy),
-            "load_ratio_under_traffic": big / median(greedy_loads) / limit,
-            "during_loads_milliseconds": _milliseconds(greedy),
-        },
     )
+    if setting.backend == "cuda":
+        with _one_stream():
+            greedy, greedy_loads = _loading(worker, names, scale.requests_per_second, scale.seconds)
+        during = {"during_loads_milliseconds": _milliseconds(greedy)}
+        emit(control_with_one_stream=figures(greedy, greedy_loads) | during)
     worker.close()
 
 

@@ -18,7 +18,7 @@ from benchmarks.gpu.setting import SCALES, Setting
 
 FIGURES = {
     "loads": {"load_ratio_of_limit", "small_load_milliseconds", "mixed_loads", "plan_against_driver_mebibytes"},
-    "traffic": {"input_p99_added_milliseconds_during_load", "load_ratio_under_traffic", "control_with_one_stream"},
+    "traffic": {"input_p99_added_milliseconds_during_load", "load_ratio_under_traffic"},
     "compaction": {
         "compaction_speedup",
         "compaction_all_callable_speedup",

@@ -103,6 +103,23 @@ def test_bytes_of_any_count_arrive_at_any_offset(backend: CudaBackend, locked: b
         weights.unlock()
 
 
+def test_locked_and_other_memory_may_alternate_in_one_upload(backend: CudaBackend) -> None:
+    backend.allocate(512 * MIB)
+    rng = np.random.default_rng(3)
+    locked = LockedWeights([TensorSpec("w", "uint8", (PIECE_BYTES,))])
+    expected = np.zeros(12 * PIECE_BYTES, np.uint8)
+    upload = backend.upload()
+    for turn in range(12):
+        data = locked.image if turn % 3 == 0 else rng.integers(0, 256, PIECE_BYTES, np.uint8)
+        expected[turn * PIECE_BYTES :][:PIECE_BYTES] = data
+        upload.send(turn * PIECE_BYTES, memoryview(data), locked=turn % 3 == 0)
+        if turn % 3:
+            data[:] = 0  # may be done as soon as `send` has returned
+    upload.finish()
+    assert backend.read(0, expected.nbytes) == expected.tobytes()
+    locked.unlock()
+
+
 @pytest.mark.parametrize("step", [256, MIB, BOUNCE_BYTES - 256, BOUNCE_BYTES, BOUNCE_BYTES + 256, 90 * MIB, 120 * MIB])
 def test_moves_keep_every_byte_whatever_the_overlap(backend: CudaBackend, step: int) -> None:
     backend.allocate(256 * MIB)

@@ -138,7 +138,9 @@ def test_before_ready_a_segment_is_locked_by_one_call(directory):
     segments.map([1, 2], late=False)
     assert list(driver.locked.values()) == [SEGMENT, SEGMENT]
     assert driver.pauses == 0
-    assert all(locked for _, _, locked in segments.pieces([Run(1, 0, 20)], SEGMENT))
+    ((offset, data, locked),) = segments.pieces([Run(1, 0, 20)], SEGMENT)  # and copied by one too
+    assert (offset, len(data), locked) == (0, SEGMENT, True)
+    del data
     segments.close()
     assert driver.locked == {}
 

@@ -122,7 +122,7 @@ class CudaBackend:
         self._context = _call(driver.cuDevicePrimaryCtxRetain, self._handle)
         self._enter()
         not_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._copies = [_call(driver.cuStreamCreate, not_blocking) for _ in range(2)]
+        self._uploads = [_call(driver.cuStreamCreate, not_blocking) for _ in range(2)]
         self._moves = _call(driver.cuStreamCreate, not_blocking)
         flags = driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC | driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self._events = [_call(driver.cuEventCreate, flags) for _ in range(DEPTH)]
@@ -164,9 +164,9 @@ class CudaBackend:
         self._nbytes = nbytes
 
     def upload(self) -> CudaUpload:
-        """A run of copies on two streams of its own."""
+        """A run of copies, on two streams that no other work uses."""
         self._enter()
-        return CudaUpload(self._driver, self._base, self._copies, self._events, self._ring)
+        return CudaUpload(self._driver, self._base, self._uploads, self._events, self._ring)
 
     def move(self, source: int, target: int, nbytes: int) -> None:
         """Enqueue a copy; where it overlaps, ascending steps that do not, or two copies through the bounce block."""
@@ -204,11 +204,11 @@ class CudaBackend:
         driver = self._driver
         steps = [
             (driver.cuCtxSetCurrent, self._context),
-            *((driver.cuStreamSynchronize, stream) for stream in (*self._copies, self._moves)),
+            *((driver.cuStreamSynchronize, stream) for stream in (*self._uploads, self._moves)),
             *((driver.cuMemFree, base) for base in [self._base] if base),
             *((driver.cuMemFreeHost, slot) for slot in self._ring),
             *((driver.cuEventDestroy, event) for event in self._events),
-            *((driver.cuStreamDestroy, stream) for stream in (*self._copies, self._moves)),
+            *((driver.cuStreamDestroy, stream) for stream in (*self._uploads, self._moves)),
             (driver.cuDevicePrimaryCtxRelease, self._handle),
         ]
         for function, argument in steps:
@@ -241,8 +241,8 @@ class CudaUpload:
         self._events = events
         self._ring = ring
         self._flying: deque[tuple[Any, int]] = deque()
-        self._copies = 0
-        self._slots = 0
+        self._turn = 0
+        self._slot = 0
         self._sent = 0
         self._seen = 0
 
@@ -251,22 +251,23 @@ class CudaUpload:
         source = np.frombuffer(data, np.uint8)
         address, nbytes = source.ctypes.data, source.nbytes
         if locked:
-            self._copy(self._base + offset, address, nbytes)
+            self._enqueue(self._base + offset, address, nbytes)
             return self._seen
         for start in range(0, nbytes, SLOT_BYTES):
             while len(self._flying) > 1:
                 self.wait()
-            slot, size = int(self._ring[self._slots % 2]), min(SLOT_BYTES, nbytes - start)
-            self._slots += 1
+            slot, size = int(self._ring[self._slot]), min(SLOT_BYTES, nbytes - start)
+            self._slot = 1 - self._slot
             ctypes.memmove(slot, address + start, size)
-            self._copy(self._base + offset + start, slot, size)
+            self._enqueue(self._base + offset + start, slot, size)
         return self._seen
 
     def wait(self) -> int:
         """Wait for the oldest piece in flight."""
         if self._flying:
-            event, sent = self._flying.popleft()
+            event, sent = self._flying[0]
             _call(self._driver.cuEventSynchronize, event)
+            self._flying.popleft()
             self._seen = sent
         return self._seen
 
@@ -281,14 +282,18 @@ class CudaUpload:
                 self._driver.cuStreamSynchronize(stream)
             raise
 
-    def _copy(self, target: int, source: int, nbytes: int) -> None:
+    def _enqueue(self, target: int, source: int, nbytes: int) -> None:
         while len(self._flying) >= DEPTH:
             self.wait()
-        driver, stream, event = self._driver, self._streams[self._copies % 2], self._events[self._copies % DEPTH]
+        driver, stream, event = self._driver, self._streams[self._turn % 2], self._events[self._turn % DEPTH]
+        self._turn += 1
         if self._flying:
             _call(driver.cuStreamWaitEvent, stream, self._flying[-1][0], 0)
         _call(driver.cuMemcpyHtoDAsync, target, source, nbytes, stream)
-        _call(driver.cuEventRecord, event, stream)
-        self._copies += 1
+        try:
+            _call(driver.cuEventRecord, event, stream)
+        except DeviceError:
+            driver.cuStreamSynchronize(stream)  # nobody else would know of this copy
+            raise
         self._sent += nbytes
         self._flying.append((event, self._sent))

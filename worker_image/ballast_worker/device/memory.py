@@ -132,8 +132,8 @@ class DeviceMemory(Protocol):
     def fill(self, key: str, chunks: Iterable[Chunk], *, progress: Callable[[int], None] | None = None) -> None:
         """Copy a model's packed bytes into its extent and build its views; returns when the host has seen the end.
 
-        Runs on the copy thread, politely: the inputs of requests do not wait for its end. `progress` is called with the
-        bytes done so far. The chunks cover the layout exactly once, in any order. An exception of the iterator passes
+        Runs on the copy thread; where executions go on meanwhile, their inputs do not wait for its end. `progress` is called
+        with the bytes done so far. The chunks cover the layout exactly once, in any order. An exception of the iterator passes
         through; the extent then stays in state filling and the caller abandons it.
         """
         ...

@@ -106,8 +106,8 @@ class OpenedPool:
         # Guards the dictionary and the locks of `_keeps`; taken inside the table's lock, never around it.
         self._keeping = threading.Lock()
         self._kept: dict[bytes, int] = {}
-        # Generation of the table as it was when segments were last forgotten.
-        self._tidied = 0
+        # Segments of the table as they were when those that had gone were last forgotten.
+        self._tidied: tuple[int, ...] | None = None
         # Holders of locks that hold none; opening one costs as much as everything else of a load that finds its copy.
         self._idle: deque[Locks] = deque()
         try:
@@ -127,13 +127,13 @@ class OpenedPool:
         """
         table = self._directory.table.read()
         may_evict = self.supply.settle(table)
-        if table.generation != self._tidied:
+        if table.segments != self._tidied:
             self._segments.forget()
-            self._tidied = table.generation
+            self._tidied = table.segments
         while True:
             step = self._step(bundle, keep=keep, evict=may_evict)
             if isinstance(step, _Hit):
-                return Taken(self._transfer(step.entry, step.lock), hit=True)
+                return Taken(self._mapped(step), hit=True)
             if isinstance(step, Fill):
                 return Taken(self._fill(step, bundle, keep=keep, progress=progress), hit=False)
             if isinstance(step, _Busy):
@@ -153,17 +153,19 @@ class OpenedPool:
             HostPoolError: the pool cannot be used any more.
             OSError: the pool's file system failed.
         """
-        table = self._directory.table.cached()
-        if table is None or table.generation != self._tidied or not self.supply.settled(table):
+        directory = self._directory
+        table = directory.table.cached()
+        if table is None or table.segments != self._tidied or not self.supply.settled(table):
             return None
-        entry = table.find(digest_of(bundle), LAYOUT_VERSION)
-        if entry is None or entry.state is not State.READY or not self._segments.mapped(entry.runs):
+        entry = directory.table.ready().get((digest_of(bundle), LAYOUT_VERSION))
+        if entry is None or not self._segments.mapped(entry.runs):
             return None
-        with self._directory.locked_if_free() as locked:
-            if not locked or self._directory.table.cached() is not table:
+        with directory.locked_if_free() as locked:
+            if not locked or directory.table.cached() is not table:
                 return None
             step = self._share(entry, keep=keep)
-        return Taken(self._transfer(step.entry, step.lock), hit=True) if isinstance(step, _Hit) else None
+        # Its segments stay mapped: they were, and from here on its lock keeps them in the table.
+        return Taken(self._transfer(step), hit=True) if isinstance(step, _Hit) else None
 
     def _step(self, bundle: Bundle, *, keep: bool, evict: bool) -> _Hit | Fill | _Busy | _Full:
         """One look at the table."""
@@ -181,15 +183,16 @@ class OpenedPool:
 
     def _share(self, entry: Entry, *, keep: bool) -> _Hit | _Busy:
         """Lock a region that is ready against eviction. Hold the table's lock."""
+        lock = self._idle.pop() if self._idle else self._directory.locks()
         try:
-            lock = self._idle.pop()
-        except IndexError:
-            lock = self._directory.locks()
-        if not lock.try_shared(entry_byte(entry.slot)):
-            self._idle.append(lock)
-            return _Busy(entry.slot)
-        self._directory.table.mark(entry.slot, filled=entry.nbytes, loaded_ns=time.monotonic_ns())
-        self._keep(entry, wanted=keep)
+            if not lock.try_shared(entry_byte(entry.slot)):
+                self._idle.append(lock)
+                return _Busy(entry.slot)
+            self._directory.table.mark(entry.slot, filled=entry.nbytes, loaded_ns=time.monotonic_ns())
+            self._keep(entry, wanted=keep)
+        except BaseException:
+            lock.close()
+            raise
         return _Hit(entry, lock)
 
     def _reserve(self, table: Table, bundle: Bundle, *, keep: bool, evict: bool) -> Fill | _Full:
@@ -220,15 +223,19 @@ class OpenedPool:
             published=lambda entry: self._keep(entry, wanted=keep),
             progress=progress,
         )
-        return self._transfer(entry, step.lock)
+        return self._mapped(_Hit(entry, step.lock))
 
-    def _transfer(self, entry: Entry, lock: Locks) -> Transfer:
+    def _mapped(self, hit: _Hit) -> Transfer:
+        """A transfer whose segments are mapped first, which may take a while."""
         try:
-            self._segments.map(sorted({run.segment for run in entry.runs}), late=True)
+            self._segments.map(sorted({run.segment for run in hit.entry.runs}), late=True)
         except BaseException:
-            lock.close()
+            hit.lock.close()
             raise
-        return RegionTransfer(self._segments, entry, partial(self._let_go, entry.slot, lock))
+        return self._transfer(hit)
+
+    def _transfer(self, hit: _Hit) -> Transfer:
+        return RegionTransfer(self._segments, hit.entry, partial(self._let_go, hit.entry.slot, hit.lock))
 
     def _let_go(self, slot: int, lock: Locks) -> None:
         lock.unlock(entry_byte(slot))

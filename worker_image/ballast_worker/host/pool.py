@@ -153,12 +153,7 @@ class HostPool:
     def find(self, bundle: Bundle, *, keep: bool) -> Transfer | None:
         """See `HostStore.find`."""
         opened = self._opened
-        if opened is None or not bundle.layout.nbytes or (self._budget == 0 and not keep):
-            return None
-        try:
-            taken = opened.find(bundle, keep=keep)
-        except (HostPoolError, OSError):
-            return None  # `acquire` meets it too, and says so
+        taken = None if opened is None else opened.find(bundle, keep=keep)
         if taken is None:
             return None
         self._count(bundle, taken)
@@ -204,9 +199,9 @@ class HostPool:
         """Why copies are not kept as they should be, or None: as the last load of each of these bundles found it, else as
         the pool was found. What other bundles' loads found is forgotten. Any thread; never waits for a read.
         """
+        served = {digest_of(bundle) for bundle in bundles} if self._without else set()
         with self._lock:
             if self._without:
-                served = {digest_of(bundle) for bundle in bundles}
                 self._without = {digest: why for digest, why in self._without.items() if digest in served}
             found = next(reversed(self._without.values()), self._unopened)
             opened = self._opened
@@ -252,11 +247,12 @@ class HostPool:
         if opened is not None:
             with contextlib.suppress(HostPoolError, OSError):
                 nbytes = opened.nbytes()
+        excess = _excess(opened)
         with self._lock:
             return HostStatistics(
                 budget=self._budget,
                 nbytes=nbytes,
-                excess=_excess(opened),
+                excess=excess,
                 hits=self._hits,
                 misses=self._misses,
                 fills=self._fills,

@@ -118,6 +118,9 @@ class HostStore(Protocol):
     def find(self, bundle: Bundle, *, keep: bool) -> Transfer | None:
         """What `acquire` would return, where a copy is there and can be had without waiting for anything or anybody; else
         None, which says nothing about the copy.
+
+        Raises:
+            Exception: the store is not as it should be; `acquire` says how.
         """
         ...
 

@@ -12,11 +12,11 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ballast_worker.host.errors import HostPoolError
-from ballast_worker.host.table import EMPTY, State, Table, dump, parse
+from ballast_worker.host.table import EMPTY, Entry, State, Table, dump, parse
 
 FORMAT = 1
 MAGIC = b"BALLASTP"
@@ -47,7 +47,7 @@ class TableFile:
         self._fd = fd
         self._shown = shown
         self._cached = EMPTY
-        self._ready: tuple[int, frozenset[tuple[bytes, int]]] = (0, frozenset())
+        self._ready: tuple[int, Mapping[tuple[bytes, int], Entry]] = (0, {})
         self.segment_bytes = 0
 
     def initialise(self, *, segment_bytes: int, boot_id: str) -> None:
@@ -107,15 +107,15 @@ class TableFile:
         cached = self._cached
         return cached if cached.generation and self._is_newest(cached) else None
 
-    def ready(self) -> frozenset[tuple[bytes, int]]:
-        """Digest and layout version of every region that can be used now.
+    def ready(self) -> Mapping[tuple[bytes, int], Entry]:
+        """Every region that can be used now, by digest and layout version.
 
         Raises:
             HostPoolError: neither copy is whole.
         """
         table, (generation, ready) = self.read(), self._ready
         if table.generation != generation:
-            ready = frozenset((e.digest, e.layout_version) for e in table.entries if e.state is State.READY)
+            ready = {(e.digest, e.layout_version): e for e in table.entries if e.state is State.READY}
             self._ready = (table.generation, ready)
         return ready
 

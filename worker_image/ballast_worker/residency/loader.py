@@ -53,7 +53,7 @@ class Loader(Protocol):
         ...
 
     def unkeep(self, bundle: Bundle) -> None:
-        """Make a kept host copy an ordinary one, on a thread of the file pool."""
+        """Make a kept host copy an ordinary one, at once: a later fetch may keep it again."""
         ...
 
 
@@ -123,7 +123,11 @@ class ThreadedLoader:
     def fetch(self, bundle: Bundle, *, keep: bool, done: Callable[[Transfer | Exception, float], None]) -> None:
         """See `Loader.fetch`."""
         began = self._clock()
-        if (found := self._store.find(bundle, keep=keep)) is not None:
+        try:
+            found = self._store.find(bundle, keep=keep)
+        except Exception:  # noqa: BLE001 - `acquire` meets it too, and its answer tells
+            found = None
+        if found is not None:
             self._post(partial(done, found, self._clock() - began))
             return
 
@@ -149,9 +153,10 @@ class ThreadedLoader:
 
     def unkeep(self, bundle: Bundle) -> None:
         """See `Loader.unkeep`."""
-        self._files.submit(self._store.unkeep, bundle).add_done_callback(
-            partial(_report, f"letting go of the kept copy of {bundle.manifest.name}")
-        )
+        try:
+            self._store.unkeep(bundle)
+        except Exception:  # noqa: BLE001 - the copy is kept for longer, and nothing else is wrong
+            _log.exception("letting go of the kept copy of %s failed", bundle.manifest.name)
 
     def close(self) -> None:
         """End the threads, when the device thread has ended: reads stop at once, a copy of what is in memory runs to its
