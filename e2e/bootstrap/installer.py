@@ -6,19 +6,33 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from e2e.bootstrap.tools import Home, output_of, run_logged
+from e2e.bootstrap.tools import REPOSITORY, Home, output_of, run_logged
+from e2e.cluster.console import ClusterError
 
-UV = "uv==0.13.9"
+_VERSIONS = REPOSITORY / "constraints.txt"
 
 
 def uv(home: Home, interpreter: str) -> Path:
     """Return uv, installed with an interpreter where it is missing or another version."""
     folder = home.folder / "uv"
     place = folder / "bin" / "uv"
-    if output_of(place, "--version").split()[1:2] != [UV.partition("==")[2]]:
+    if output_of(place, "--version").split()[1:2] != [wanted_version("uv")]:
         run_logged(home, "venv", interpreter, "-m", "venv", "--clear", folder)
-        run_logged(home, "venv", folder / "bin" / "pip", "install", "--no-compile", UV)
+        run_logged(home, "venv", folder / "bin" / "pip", "install", "--no-compile", "-c", _VERSIONS, "uv")
     return place
+
+
+def wanted_version(package: str) -> str:
+    """Return the version that the constraints give a package, the one that the images are made with too.
+
+    Raises:
+        ClusterError: they give it none.
+    """
+    for line in _VERSIONS.read_text().splitlines():
+        name, _, version = line.partition(";")[0].strip().partition("==")
+        if name == package and version:
+            return version
+    raise ClusterError(f"{_VERSIONS} gives {package} no version: write a line {package}==VERSION")
 
 
 def settings(home: Home) -> dict[str, str]:
