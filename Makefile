@@ -13,7 +13,8 @@ help: ## this list
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 .PHONY: demo
-demo: setup ## the whole product with real models in a real cluster (KUBECONFIG=FILE: in that cluster)
+demo: ## the whole product with real models in a real cluster (KUBECONFIG=FILE: in that cluster)
+	$(BOOTSTRAP) demo
 	$(PYTHON) -m e2e.demo.main
 
 .PHONY: demo-down

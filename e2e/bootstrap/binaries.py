@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,20 +46,29 @@ _PROGRAMS = (
     Program("helm", "helm.sh/helm/v3/cmd/helm", "helm"),
     Program("device-plugin", "./device-plugin", "device-plugin", MODULE / "device-plugin"),
 )
+NAMES = tuple(program.name for program in _PROGRAMS)
 
 
-def build(home: Home) -> None:
-    """Build what is missing or was built from other sources."""
-    _build_pause(home)
+def build(home: Home, names: Collection[str] = NAMES) -> None:
+    """Build what of these is missing or was built from other sources; with Kubernetes' servers also pause."""
+    programs = [program for program in _PROGRAMS if program.name in names]
+    if "kube" in names:
+        _build_pause(home)
+    _build_programs(home, programs)
+    if "kube" in names:
+        _link_parts(home)
+
+
+def _build_programs(home: Home, programs: list[Program]) -> None:
     go = go_compiler(home, module=MODULE / "go.mod")
     version = output_of(go, "env", "GOVERSION")
     keys = Keys(home.keys)
     flags = _link_flags()
     key = {
         program.name: key_of(version, flags, MODULE / "go.mod", MODULE / "go.sum", program.sources or program.package)
-        for program in _PROGRAMS
+        for program in programs
     }
-    stale = [program for program in _PROGRAMS if not keys.fresh(home.bin / program.name, key[program.name])]
+    stale = [program for program in programs if not keys.fresh(home.bin / program.name, key[program.name])]
     if stale:
         names = ", ".join(program.name for program in stale)
         with timed(f"binaries: {names} with {version}"):
@@ -66,7 +76,10 @@ def build(home: Home) -> None:
         for program in stale:
             keys.record(home.bin / program.name, key[program.name])
     else:
-        say(f"binaries: all {len(_PROGRAMS) + 1} are there")
+        say(f"binaries: {', '.join(program.name for program in programs)} are there")
+
+
+def _link_parts(home: Home) -> None:
     for part in _PARTS:
         link = home.bin / part
         if not link.is_symlink():

@@ -7,13 +7,17 @@ import argparse
 import errno
 import fcntl
 import json
+import os
 import shutil
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from e2e.bootstrap import binaries, packages, products, venv
 from e2e.bootstrap.tools import Home
 from e2e.cluster.console import ClusterError, say, timed
+from e2e.cluster.settings import Settings
 
 _ABOUT = """\
 Brings a bare Debian machine to where the local cluster and the tests run, from package registries alone (Debian's, PyPI,
@@ -22,11 +26,13 @@ Go modules). What is there and up to date is not made again. Results go to ~/.ca
 _EXAMPLES = """\
 examples:
   bootstrap                   everything: several minutes the first time, a second after that
+  bootstrap demo              what `make demo` needs: everything, or little in the cluster that KUBECONFIG names
   bootstrap venv              only .venv, for the tests that need no cluster
   bootstrap images            the images of operator and worker for the sources as they are
   bootstrap images --print    also their names, as JSON: {"worker": ..., "operator": ...}
 """
 _ROOM = 12 << 30  # bytes
+_CLIENTS = ("kubectl", "helm")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bootstrap", description=_ABOUT, epilog=_EXAMPLES, formatter_class=raw)
     commands = parser.add_subparsers(dest="part", metavar="PART")
     commands.add_parser("all", help="all of the following (default)")
+    commands.add_parser(
+        "demo", help="all; for the cluster of KUBECONFIG no more than packages, .venv, kubectl and Helm"
+    )
     commands.add_parser("packages", help="Debian packages (needs root when one is missing)")
     commands.add_parser("venv", help="the virtual environment .venv")
     commands.add_parser("binaries", help="Kubernetes, etcd, CoreDNS, Helm, device plugin, pause")
@@ -69,6 +78,9 @@ def _make(home: Home, part: str) -> dict[str, str]:
     match part:
         case "packages":
             packages.install(home)
+        case "demo" if not Settings.from_environment().is_at(os.environ.get("KUBECONFIG")):
+            with timed("bootstrap"):
+                _make_clients(home)
         case "venv":
             venv.make(home)
         case "binaries":
@@ -90,16 +102,38 @@ def _make_all(home: Home) -> None:
         need = f"{_ROOM >> 30} GiB, most of it the Go compiler's cache"
         raise ClusterError(f"{home.folder} has {free >> 30} GiB free, and the first run needs {need}")
     packages.install(home)
-    with ThreadPoolExecutor() as pool:
-        jobs: dict[str, Future[None]] = {
-            "binaries": pool.submit(binaries.build, home),
-            "venv": pool.submit(venv.make, home),
-            "images": pool.submit(_product_images, home),
+    _at_once(
+        {
+            "binaries": lambda: binaries.build(home),
+            "venv": lambda: venv.make(home),
+            "images": lambda: _product_images(home),
         }
-        failures = [f"{name}: {error}" for name, job in jobs.items() if (error := _outcome(job))]
+    )
+    products.build_static(home)
+
+
+def _make_clients(home: Home) -> None:
+    """Make what the demo needs in a cluster that is there: of kubectl and Helm only what the machine has not."""
+    packages.install(home)
+    jobs = {"venv": lambda: venv.make(home)}
+    if lacking := [name for name in _CLIENTS if not _has(name, besides=home)]:
+        jobs["binaries"] = lambda: binaries.build(home, lacking)
+    _at_once(jobs)
+
+
+def _has(program: str, *, besides: Home) -> bool:
+    """Whether the machine has a program besides the one that is built here, which may be an old one."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    others = [folder for folder in folders if Path(folder) != besides.bin]
+    return shutil.which(program, path=os.pathsep.join(others)) is not None
+
+
+def _at_once(jobs: dict[str, Callable[[], None]]) -> None:
+    with ThreadPoolExecutor() as pool:
+        running = {name: pool.submit(job) for name, job in jobs.items()}
+        failures = [f"{name}: {error}" for name, job in running.items() if (error := _outcome(job))]
     if failures:
         raise ClusterError("could not make " + "\nand ".join(failures))
-    products.build_static(home)
 
 
 def _product_images(home: Home) -> None:

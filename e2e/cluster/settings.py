@@ -121,6 +121,10 @@ class Settings:
         """Kubeconfig of an administrator."""
         return self.conf / "admin.kubeconfig"
 
+    def is_at(self, kubeconfig: str | None) -> bool:
+        """Whether a kubeconfig (None or empty: none was named) means this cluster."""
+        return not kubeconfig or Path(kubeconfig).expanduser() == self.admin
+
     @property
     def bridge(self) -> str:
         """Interface that joins this machine and the nodes."""

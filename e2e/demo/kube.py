@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from e2e.cluster.settings import Settings
+
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("BALLAST_CLUSTER_HOME") or Path.home() / ".cache" / "ballast")
 CLUSTER = ROOT / "e2e" / "cluster" / "cluster"
@@ -43,7 +45,7 @@ def foreign_environment() -> dict[str, str]:
 
 def is_local(kubeconfig: str | None) -> bool:
     """Whether a kubeconfig (None or empty: none was named) means the local cluster."""
-    return not kubeconfig or Path(kubeconfig).expanduser() == Path(local_environment()["KUBECONFIG"])
+    return Settings.from_environment().is_at(kubeconfig)
 
 
 class Kube:

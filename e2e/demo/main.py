@@ -75,7 +75,7 @@ def show_memory(workers: Mapping[str, Mapping[str, float]]) -> None:
 def show(*, local: bool) -> None:
     """Every step, from nothing to the summary."""
     environment = {} if local else foreign_environment()
-    refs = steps.images()
+    refs = steps.images(local=local)
     title("Sample models: bundles made from real weights")
     steps.build_models(say)
     if local:

@@ -42,11 +42,20 @@ class Images:
     operator: str
 
 
-def images() -> Images:
-    """The images built from this tree, or those named by BALLAST_WORKER_IMAGE and BALLAST_OPERATOR_IMAGE."""
+def images(*, local: bool = True) -> Images:
+    """The images named by BALLAST_WORKER_IMAGE and BALLAST_OPERATOR_IMAGE, or those built from this tree.
+
+    Raises:
+        StepError: none are named for a cluster that is not on this machine, and could not pull what is built here.
+    """
     named = os.environ.get("BALLAST_WORKER_IMAGE"), os.environ.get("BALLAST_OPERATOR_IMAGE")
     if named[0] and named[1]:
         return Images(worker=named[0], operator=named[1])
+    if not local:
+        raise StepError(
+            f"BALLAST_WORKER_IMAGE is {named[0] or 'not set'} and BALLAST_OPERATOR_IMAGE {named[1] or 'not set'}: "
+            "both must name images that the cluster of KUBECONFIG can pull"
+        )
     command = [str(ROOT / "e2e" / "bootstrap" / "bootstrap"), "images", "--print"]
     refs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return Images(worker=refs["worker"], operator=refs["operator"])

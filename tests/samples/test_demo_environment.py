@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from e2e.demo import steps
 from e2e.demo.kube import CACHE, StepError, foreign_environment
 
 
@@ -20,3 +21,14 @@ def test_the_users_programs_go_before_those_that_were_built(monkeypatch, tmp_pat
     (tmp_path / "config").write_text("")
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/none{os.pathsep}{tmp_path}/config")
     assert foreign_environment() == {"PATH": f"{os.environ['PATH']}{os.pathsep}{CACHE}/bin"}
+
+
+def test_a_cluster_elsewhere_is_not_asked_to_pull_what_was_built_here(monkeypatch):
+    monkeypatch.setenv("BALLAST_WORKER_IMAGE", "registry.example/worker:1")
+    monkeypatch.delenv("BALLAST_OPERATOR_IMAGE", raising=False)
+    with pytest.raises(
+        StepError, match=r"registry\.example/worker:1 and BALLAST_OPERATOR_IMAGE not set: both must name"
+    ):
+        steps.images(local=False)
+    monkeypatch.setenv("BALLAST_OPERATOR_IMAGE", "registry.example/operator:1")
+    assert steps.images(local=False) == steps.Images("registry.example/worker:1", "registry.example/operator:1")
