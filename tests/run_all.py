@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run every part of the test suite, one after another, and say at the end what passed, failed and could not run.
 
-Static checks run side by side first; then the unit tests on every core; then what needs a real API server; then what
-needs the real cluster: one of its own, started for it and removed afterwards, so that a demo beside it keeps its nodes and
-GPUs. The part `outage` waits for minutes for what a cluster does about lost nodes, and only runs when it is asked for.
+Static checks run side by side first; then the unit tests in two processes; then what needs a real API server, in two that
+start servers of their own and take whole files, so that they start few; then what needs the real cluster: one of its own,
+started for it and removed afterwards, so that a demo beside it keeps its nodes and GPUs. The part `outage` waits for minutes
+for what a cluster does about lost nodes, and only runs when it is asked for.
 
 Examples:
     tests/run_all.py                 everything but the outage
@@ -36,7 +37,7 @@ STATIC = {
 }
 PYTEST = {
     "unit": ["-m", "not apiserver and not cluster and not gpu", "-n", "2", "--dist", "worksteal"],
-    "apiserver": ["-m", "apiserver"],
+    "apiserver": ["-m", "apiserver", "-n", "2", "--dist", "loadfile"],
     "cluster": ["-m", "cluster and not outage", "-p", "no:randomly"],
     "outage": ["-m", "outage", "-p", "no:randomly"],
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import shutil
 import socket
 import tempfile
@@ -16,6 +17,9 @@ from e2e.cluster.console import ClusterError
 from e2e.cluster.controlplane import api_server_up, control_plane_up, default_account_made, make_folders
 from e2e.cluster.processes import Processes
 from e2e.cluster.settings import Settings
+
+# Below those that the kernel gives to whoever asks for any, as clients do all the time.
+_PORTS = range(20_000, 30_000)
 
 
 @dataclass(frozen=True)
@@ -45,16 +49,17 @@ def api_server(*, controllers: bool = False, audited: str = "") -> Iterator[ApiS
     controllers: also the controller manager, for owner references, namespace deletion, Deployments and the like.
     Without it pods need no ServiceAccount, and a namespace never goes away.
     audited: a user whose calls are written down.
-    The processes end with this one, however it ends. Loopback ports are chosen anew each time, so any number of servers
-    can run side by side.
+    The processes end with this one, however it ends. Folder and loopback ports are chosen anew each time and are no other
+    server's, so any number can run side by side, also those of other processes and checkouts.
     """
     state = Path(tempfile.mkdtemp(prefix="ballast-apiserver-"))
-    settings = _settings(state, tied=True)
-    try:
-        yield start(settings, controllers=controllers, audited=audited)
-    finally:
-        Processes(settings).stop_all()
-        shutil.rmtree(state)
+    with _free_ports(4) as ports:
+        settings = _settings(state, tied=True, ports=ports)
+        try:
+            yield start(settings, controllers=controllers, audited=audited)
+        finally:
+            Processes(settings).stop_all()
+            shutil.rmtree(state)
 
 
 @contextmanager
@@ -64,16 +69,16 @@ def another(server: ApiServer) -> Iterator[Settings]:
     It remembers no change from before its start: a watch of the first one has expired here.
     """
     state = Path(tempfile.mkdtemp(prefix="ballast-apiserver-"))
-    [port] = _free_ports(1)
-    settings = dataclasses.replace(server.settings, state=state, api_port=port)
-    try:
-        shutil.copytree(server.settings.pki, settings.pki)
-        make_folders(settings)
-        api_server_up(Processes(settings), controllers=False, nodes=False, audited="")
-        yield settings
-    finally:
-        Processes(settings).stop_all()
-        shutil.rmtree(state)
+    with _free_ports(1) as [port]:
+        settings = dataclasses.replace(server.settings, state=state, api_port=port)
+        try:
+            shutil.copytree(server.settings.pki, settings.pki)
+            make_folders(settings)
+            api_server_up(Processes(settings), controllers=False, nodes=False, audited="")
+            yield settings
+        finally:
+            Processes(settings).stop_all()
+            shutil.rmtree(state)
 
 
 def start(settings: Settings, *, controllers: bool, audited: str = "") -> ApiServer:
@@ -93,7 +98,8 @@ def named(settings: Settings) -> Settings:
     kept = state / "ports"
     if kept.exists():
         return _settings(state, tied=False, ports=[int(port) for port in kept.read_text().split()])
-    return _settings(state, tied=False)
+    with _free_ports(4) as ports:
+        return _settings(state, tied=False, ports=ports)
 
 
 def up(settings: Settings, *, controllers: bool) -> ApiServer:
@@ -110,8 +116,8 @@ def down(settings: Settings) -> None:
     shutil.rmtree(settings.state, ignore_errors=True)
 
 
-def _settings(state: Path, *, tied: bool, ports: list[int] | None = None) -> Settings:
-    etcd, etcd_peer, api, controllers = ports or _free_ports(4)
+def _settings(state: Path, *, tied: bool, ports: list[int]) -> Settings:
+    etcd, etcd_peer, api, controllers = ports
     return dataclasses.replace(
         Settings.from_environment(),
         state=state,
@@ -125,9 +131,25 @@ def _settings(state: Path, *, tied: bool, ports: list[int] | None = None) -> Set
     )
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:  # all are held until the last is known, so that no two are the same
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+@contextmanager
+def _free_ports(count: int) -> Iterator[list[int]]:
+    """Yield loopback ports on which nothing listens, and that no other process is given here before the block ends."""
+    with ExitStack() as claims:
+        found: list[int] = []
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                break
+            claim = claims.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                # A name in the kernel, which goes with this process: a server binds its port only after a second.
+                claim.bind(f"\0ballast-port-{port}")
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found.append(port)
+        if len(found) < count:
+            raise ClusterError(
+                f"of the loopback ports {_PORTS.start} to {_PORTS.stop - 1} all but {len(found)} are taken"
+            )
+        yield found

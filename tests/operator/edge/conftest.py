@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One real API server with both CRDs for all scenarios, and a namespace with an operator for each."""
+"""A real API server with both CRDs for all scenarios of a process, and a namespace with an operator for each."""
 
 from __future__ import annotations
 
