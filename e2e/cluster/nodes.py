@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import manifests
+from e2e.cluster import kernel, manifests
 from e2e.cluster.cgroups import make_cgroup
 from e2e.cluster.commands import kubectl, put, run
 from e2e.cluster.console import ClusterError
@@ -176,7 +176,7 @@ class Node:
 
 @contextlib.contextmanager
 def mount_points(settings: Settings) -> Iterator[None]:
-    """Make the folders that nodes mount over, and remember those that this machine lacked.
+    """Make the folders that nodes mount over, and remember those that this machine lacked and how its kernel was set.
 
     No other cluster removes them before the block has ended, which is when the nodes have mounted over them.
     """
@@ -188,6 +188,7 @@ def mount_points(settings: Settings) -> Iterator[None]:
             target.mkdir(parents=True, exist_ok=True)
             made += [str(each) for each in new]
         put(noted, "\n".join(made))
+        kernel.remember(_kernel_note(settings))
         yield
 
 
@@ -195,6 +196,7 @@ def remove_mount_points(settings: Settings) -> None:
     """Remove the folders that mount_points made, that are empty still, and that no other cluster's node mounts over.
 
     The kernel lets go of such a mount, in every namespace, when the folder below it is removed.
+    When no node of any cluster is left, kernel settings become what they were before the first one.
     """
     noted = settings.state / "made"
     with _one_cluster_at_a_time(settings):
@@ -203,7 +205,13 @@ def remove_mount_points(settings: Settings) -> None:
             if str(path) not in used:
                 with contextlib.suppress(OSError):
                     path.rmdir()
+        if NODE_MOUNTS["kubelet"] not in used:
+            kernel.restore(_kernel_note(settings))
     noted.unlink(missing_ok=True)
+
+
+def _kernel_note(settings: Settings) -> Path:
+    return settings.home / "kernel-settings.json"
 
 
 @contextlib.contextmanager
