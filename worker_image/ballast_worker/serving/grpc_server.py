@@ -183,29 +183,44 @@ class GrpcServer(grpc.GenericRpcHandler):
         remaining = context.time_remaining()
         seconds = self._timeout_seconds if remaining is None else remaining
 
-        def ask(found: Elsewhere) -> Awaitable[bytes | None]:
-            left = context.time_remaining()
-            return self._forwarder.forward(
+        try:
+            return await self._service.seek(
+                model,
+                version,
+                lambda found: self._pass_on(found, method, message, context),
+                wait=method == "ModelInfer",
+                left=left,
+                remaining=remaining,
+            )
+        except TimeoutError:
+            return forward_timeout(model, seconds)
+        except grpc.aio.AioRpcError as error:
+            trailing = tuple((key, value) for key, value in error.trailing_metadata() if key == RETRY_AFTER)
+            await context.abort(error.code(), error.details() or "", trailing)
+
+    async def _pass_on(self, found: Elsewhere, method: str, message: bytes, context: Context) -> bytes | None:
+        """See `GrpcForwarder.forward`; counts what becomes of it."""
+        remaining = context.time_remaining()
+        result: Result | None = Result.LEFT  # unless something else comes of it
+        answer: bytes | None = None
+        try:
+            answer = await self._forwarder.forward(
                 found.endpoints,
                 f"/{OIP_SERVICE}/{method}",
                 message,
-                timeout_seconds=self._timeout_seconds if left is None else left,
+                timeout_seconds=self._timeout_seconds if remaining is None else remaining,
             )
-
-        try:
-            outcome = await self._service.seek(
-                model, version, ask, wait=method == "ModelInfer", left=left, remaining=remaining
-            )
+            result = None if answer is None else Result.ANSWERED
+            return answer
         except TimeoutError:
-            self._forwarded.count("grpc", Result.LATE, request=len(message), answer=0)
-            return forward_timeout(model, seconds)
-        except grpc.aio.AioRpcError as error:
-            self._forwarded.count("grpc", Result.ANSWERED, request=len(message), answer=0)
-            trailing = tuple((key, value) for key, value in error.trailing_metadata() if key == RETRY_AFTER)
-            await context.abort(error.code(), error.details() or "", trailing)
-        if isinstance(outcome, bytes):
-            self._forwarded.count("grpc", Result.ANSWERED, request=len(message), answer=len(outcome))
-        return outcome
+            result = Result.LATE
+            raise
+        except grpc.aio.AioRpcError:
+            result = Result.ANSWERED
+            raise
+        finally:
+            if result is not None:
+                self._forwarded.count("grpc", result, request=len(message), answer=len(answer or b""))
 
 
 def _forwarded(context: Context) -> bool:

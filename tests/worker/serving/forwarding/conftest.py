@@ -7,7 +7,7 @@ import queue
 from collections.abc import Iterator
 
 import pytest
-from helpers.forwarding import Counted
+from helpers.forwarding import Counted, Silent
 from helpers.wire import Played, Wire
 
 from ballast_worker.serving.catalog import Elsewhere
@@ -35,6 +35,14 @@ def second() -> Iterator[Played]:
     played = Played()
     yield played
     played.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    """A worker over gRPC that never answers."""
+    silent = Silent()
+    yield silent
+    silent.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 from helpers.forwarding import GO_ON, SAID, head, said_error
 
-from ballast_worker.serving.catalog import Elsewhere
+from ballast_contract.names import OIP_SERVICE
+from ballast_contract.v1 import inference_pb2 as pb
+from ballast_worker.serving.catalog import Elsewhere, Endpoint
 from ballast_worker.serving.forwarded import Result
 from ballast_worker.serving.http_stream import WINDOW
 
@@ -89,3 +92,14 @@ def test_a_small_request_is_given_up_when_its_client_leaves(client, played):
     far.head()
     client.close()
     assert far.ended()
+
+
+def test_a_client_that_leaves_takes_its_call_over_grpc_along(way, counted, silent):
+    way.catalog.table["far"] = Elsewhere((Endpoint("127.0.0.1", 1, silent.port),))
+    message = pb.ModelInferRequest(model_name="far", id="i" * 1000).SerializeToString()
+    with grpc.insecure_channel(way.grpc) as channel:
+        call = channel.unary_unary(f"/{OIP_SERVICE}/ModelInfer").future(message)
+        assert silent.asked.get(timeout=10) == message
+        call.cancel()
+    assert silent.left.wait(10)
+    assert counted.get(timeout=10) == (Result.LEFT, len(message), 0)
