@@ -7,6 +7,7 @@ import http.client
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -22,8 +23,8 @@ from ballast_worker.control.process import WorkerProcess
 class Running:
     """A worker that runs in a thread of this process, and the ways to it."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        self.process = WorkerProcess(config)
+    def __init__(self, config: WorkerConfig, **given: Any) -> None:
+        self.process = WorkerProcess(config, **given)
         self.worker = self.process.worker
         self.exit_code: int | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

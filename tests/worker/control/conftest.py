@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -74,11 +75,11 @@ def config_for(tmp_path, executables):
 
 @pytest.fixture
 def start():
-    """Start workers; they end with the test."""
+    """Start workers, with what `WorkerProcess` takes besides; they end with the test."""
     running = []
 
-    def run(config: WorkerConfig) -> Running:
-        worker = Running(config)
+    def run(config: WorkerConfig, **given: Any) -> Running:
+        worker = Running(config, **given)
         running.append(worker)
         return worker
 

@@ -188,10 +188,9 @@ def test_a_wish_holds_until_the_next_assignment(worker, small_bundle):
     worker.until(lambda state: state.device.pinned_bytes == 0 and state.models[0].residency == pb.RESIDENCY_UNPINNED)
 
 
-def test_a_wish_outlives_the_looks_at_configuration_and_folder(config_for, start, small_bundle, monkeypatch):
-    monkeypatch.setattr("ballast_worker.control.standalone.SCAN_SECONDS", 0.0)  # at every turn of the loop
+def test_a_wish_outlives_the_looks_at_configuration_and_folder(config_for, start, small_bundle):
     models = [{"name": name, "uri": f"file://{small_bundle.path}"} for name in ("m", "other")]
-    worker = start(config_for(models=models))
+    worker = start(config_for(models=models), scan_seconds=0.0)  # at every turn of the loop
     worker.until(lambda state: state.condition.phase == pb.WORKER_PHASE_READY)
     for name in ("m", *["other"] * 3):  # each goes through the loop, which then turns
         request = pb.SetModelResidencyRequest(name=name, residency=pb.RESIDENCY_DEVICE)

@@ -38,11 +38,9 @@ def test_a_process_takes_one_size_of_xlas_pool(monkeypatch):
     for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.setenv(name, "")  # what is set below ends with the test
     facts = DeviceFacts(kind="cuda", name="a card", total_bytes=80 * GI, free_bytes=79 * GI)
-    monkeypatch.setattr("ballast_worker.control.machine.describe", lambda *_: facts)
     monkeypatch.setattr("ballast_worker.control.machine.reserve", fails)
-    monkeypatch.setattr("ballast_worker.control.machine.overhead_bytes", lambda _: 0)
     config = WorkerConfig.model_validate({"backend": "cuda", "device": {"budget": "60g"}})
-    machine = Machine(config)
+    machine = Machine(config, describe=lambda *_: facts, look=lambda _: None, beside=lambda _: 0)
     plan, other = plan_of(machine, config, 2 * GI), plan_of(machine, config, 3 * GI)
     assert machine.can_reserve(plan)
     assert machine.can_reserve(other)

@@ -168,8 +168,8 @@ def test_a_pool_without_a_budget_comes_to_what_mount_and_memory_limit_allow_or_i
     assert most(host(budget="unlimited"), facts, useful=useful) == nbytes
 
 
-def planned_at_start(config):
-    planner = Planner(config, Machine(config))
+def planned_at_start(config, machine):
+    planner = Planner(config, machine)
     lineup = Lineup(
         config=config,
         workshop=Workshop(config, LocalBuilder(ExecutableStore(config.executable_store), parallelism=1)),
@@ -184,16 +184,14 @@ def planned_at_start(config):
         lineup.close()
 
 
-def previewed(config):
-    found, _ = preview.plan(config, say=lambda _: None)
+def previewed(config, machine):
+    found, _ = preview.plan(config, machine, say=lambda _: None)
     return found
 
 
 @pytest.mark.parametrize("plan", [planned_at_start, previewed])
-def test_page_locked_memory_is_planned_for_without_a_host_budget_too(plan, tmp_path, monkeypatch):
+def test_page_locked_memory_is_planned_for_without_a_host_budget_too(plan, tmp_path):
     facts = DeviceFacts(kind="cuda", name="a card", total_bytes=80 << 30, free_bytes=79 << 30)
-    monkeypatch.setattr("ballast_worker.control.machine.describe", lambda *_: facts)
-    monkeypatch.setattr("ballast_worker.control.machine.overhead_bytes", lambda _: 0)
 
     def context(budget: str) -> int:
         config = WorkerConfig.model_validate(
@@ -206,7 +204,8 @@ def test_page_locked_memory_is_planned_for_without_a_host_budget_too(plan, tmp_p
                 "host": {"budget": budget, "directory": str(tmp_path / "pool"), "segmentBytes": "2m"},
             }
         )
-        return plan(config).line(CONTEXT)
+        machine = Machine(config, describe=lambda *_: facts, look=lambda _: None, beside=lambda _: 0)
+        return plan(config, machine).line(CONTEXT)
 
     assert context("64m") == context("0") + 64 * MI // 512
     assert context("unlimited") > context("0")

@@ -15,28 +15,25 @@ from ballast_contract.config import WorkerConfig
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.control.journal import CulpritJournal
-from ballast_worker.control.machine import Machine
+from ballast_worker.control.machine import CONTEXT_BYTES, Machine
 from ballast_worker.control.planner import Planner
 from ballast_worker.device.nvml import Holder, Usage
 from ballast_worker.device.probe import DeviceFacts
 
 MI = 1 << 20
-TOTAL = 80 * MI
-OLD = (Holder(4711, 71 * MI),)
+CONTEXT = CONTEXT_BYTES["cuda"]
+OLD = (Holder(4711, CONTEXT + 71 * MI),)
 
 
-def card(monkeypatch, *usages: Usage) -> None:
-    """A card whose driver tells these usages, one after the other, the last for ever."""
+def machine_with(config: WorkerConfig, *usages: Usage) -> Machine:
+    """A machine with a card whose driver tells these usages, one after the other, the last for ever."""
     left = list(usages)
 
     def usage(_: tuple[str, ...]) -> Usage:
         return left.pop(0) if len(left) > 1 else left[0]
 
-    facts = DeviceFacts(kind="cuda", name="a card", total_bytes=TOTAL)
-    monkeypatch.setattr("ballast_worker.device.nvml.usage", usage)
-    monkeypatch.setattr("ballast_worker.control.machine.describe", lambda *_: facts.at(usage(())))
-    monkeypatch.setattr("ballast_worker.control.machine.CONTEXT_BYTES", {"cuda": 0})
-    monkeypatch.setattr("ballast_worker.control.machine.overhead_bytes", lambda _: 0)
+    facts = DeviceFacts(kind="cuda", name="a card", total_bytes=CONTEXT + 80 * MI)
+    return Machine(config, describe=lambda *_: facts.at(usage(())), look=usage, beside=lambda _: 0)
 
 
 @pytest.fixture
@@ -44,11 +41,10 @@ def config():
     return WorkerConfig.model_validate({"backend": "cuda", "device": {"reserve": 0}})
 
 
-def test_bytes_that_may_fit_once_memory_is_given_back_are_not_refused_before(monkeypatch, config, tmp_path):
-    card(monkeypatch, Usage(9 * MI, 71 * MI, OLD), Usage(40 * MI, 40 * MI))
+def test_bytes_that_may_fit_once_memory_is_given_back_are_not_refused_before(config, tmp_path):
+    machine = machine_with(config, Usage(9 * MI, CONTEXT + 71 * MI, OLD), Usage(CONTEXT + 40 * MI, 40 * MI))
     small, large = (pack_small(tmp_path / str(size), mebibytes=size) for size in (20, 60))
     beyond = pack_small(tmp_path / "beyond", mebibytes=90)
-    machine = Machine(config)
     planner = Planner(config, machine)
     assert planner.limits.check_bytes(small) is None
     assert planner.limits.check_bytes(large) is None
@@ -62,11 +58,9 @@ def test_bytes_that_may_fit_once_memory_is_given_back_are_not_refused_before(mon
 class Late(Machine):
     """A machine on which the first settling ends when it is told to."""
 
-    given_back = threading.Event()
-
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, given_back: threading.Event) -> None:
         super().__init__(config)
-        self._after, self.settled = self.budget, False
+        self._given_back, self._after, self.settled = given_back, self.budget, False
         self.budget = replace(self.budget, nbytes=4 * MI)
 
     def most(self):
@@ -74,27 +68,32 @@ class Late(Machine):
 
     def settle(self, *, pause, say) -> None:
         say("waiting for device memory")
-        while not self.given_back.is_set() and not pause(0.05):
+        while not self._given_back.is_set() and not pause(0.05):
             pass
         self.budget, self.settled = self._after, True
 
 
 @pytest.fixture
-def late(monkeypatch):
-    monkeypatch.setattr("ballast_worker.control.process.Machine", Late)
-    Late.given_back.clear()
-    yield Late.given_back
-    Late.given_back.set()
+def given_back():
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def start_late(start, given_back):
+    """Start workers that wait until device memory is given back."""
+    return lambda config: start(config, machine=Late(config, given_back))
 
 
 def test_what_is_assigned_while_memory_is_waited_for_is_measured_by_what_is_there_then(
-    late, config_for, start, tmp_path
+    given_back, config_for, start_late, tmp_path
 ):
     large = pack_small(tmp_path / "large", mebibytes=8)
-    worker = start(config_for(managed=True))
+    worker = start_late(config_for(managed=True))
     worker.until(lambda state: state.condition.message == "waiting for device memory")
     assert not worker.assign(assigned(large)).refused
-    late.set()
+    given_back.set()
     seen = set()
 
     def loaded(state: pb.WorkerState) -> bool:
@@ -105,10 +104,10 @@ def test_what_is_assigned_while_memory_is_waited_for_is_measured_by_what_is_ther
     assert pb.MODEL_PHASE_REFUSED not in seen
 
 
-def test_once_memory_is_there_a_worker_waits_for_its_assignment_and_says_so(late, config_for, start):
-    worker = start(config_for(managed=True))
+def test_once_memory_is_there_a_worker_waits_for_its_assignment_and_says_so(given_back, config_for, start_late):
+    worker = start_late(config_for(managed=True))
     worker.until(lambda state: state.condition.message == "waiting for device memory")
-    late.set()
+    given_back.set()
     worker.until(lambda state: state.condition.message == "waiting for the first assignment")
 
 
@@ -125,28 +124,28 @@ def assign_once(start, config, *models) -> None:
 
 
 def test_a_model_that_ran_when_the_process_died_is_known_although_the_next_one_ends_while_it_waits(
-    late, config_for, start, small_bundle, tmp_path
+    given_back, config_for, start_late, small_bundle, tmp_path
 ):
     config = config_for(managed=True)
-    assign_once(start, config, assigned(small_bundle, "m"))
+    assign_once(start_late, config, assigned(small_bundle, "m"))
     crashed_with(tmp_path / "state", "m")
-    start(config).stop()
+    start_late(config).stop()
     crashed_with(tmp_path / "state", "m")
-    start(config).stop()
-    late.set()
-    model = start(config).until_model("m", pb.MODEL_PHASE_REFUSED)
+    start_late(config).stop()
+    given_back.set()
+    model = start_late(config).until_model("m", pb.MODEL_PHASE_REFUSED)
     assert model.failure.reason == Reason.QUARANTINED
 
 
 def test_a_spec_that_is_assigned_while_memory_is_waited_for_is_not_blamed(
-    late, config_for, start, small_bundle, tmp_path
+    given_back, config_for, start_late, small_bundle, tmp_path
 ):
     config = config_for(managed=True)
-    assign_once(start, config, assigned(small_bundle, "m"))
+    assign_once(start_late, config, assigned(small_bundle, "m"))
     crashed_with(tmp_path / "state", "m")
-    start(config).stop()
+    start_late(config).stop()
     crashed_with(tmp_path / "state", "m")
-    worker = start(config)
+    worker = start_late(config)
     worker.assign(assigned(small_bundle, "m", residency=pb.RESIDENCY_DEVICE), generation=2)
-    late.set()
+    given_back.set()
     worker.until_model("m", pb.MODEL_PHASE_LOADED)

@@ -58,10 +58,11 @@ def _plan(config: WorkerConfig, parsed: argparse.Namespace) -> int:
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415
 
     from ballast_worker.control import preview, report  # noqa: PLC0415 - imports JAX
+    from ballast_worker.control.machine import Machine  # noqa: PLC0415
     from ballast_worker.device.plan_text import render  # noqa: PLC0415
 
     try:
-        plan, refused = preview.plan(config, say=_say)
+        plan, refused = preview.plan(config, Machine(config), say=_say)
     except preview.PreviewError as error:
         raise CommandError(str(error)) from error
     for name, failure in refused.items():

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from ballast_contract.config import WorkerConfig
 from ballast_contract.reasons import Reason
@@ -20,7 +20,7 @@ from ballast_worker.device.backend import DeviceError, DeviceUnavailableError
 from ballast_worker.device.budget import Budget, BudgetError, resolve
 from ballast_worker.device.plan import Plan
 from ballast_worker.device.probe import DeviceFacts, describe, driver_used
-from ballast_worker.device.reservation import overhead_bytes, pool_bytes
+from ballast_worker.device.reservation import Allocator, overhead_bytes, pool_bytes
 from ballast_worker.host.pool import HostPool, HostPoolError, PageLocker
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving.call import ServableModel
@@ -39,6 +39,13 @@ _LOCKED_SHARE: Final = 512
 class Machine:
     """The device as found at start, before anything was allocated on it.
 
+    Args:
+        config: of the worker.
+        describe: the facts of the device for a backend and an ordinal.
+        look: what is used on the device with these identifiers, as its driver tells.
+        beside: device memory that an allocator takes beside scratch and weights, in bytes.
+        clock: monotonic seconds.
+
     Attributes:
         budget: device memory of the whole process.
         context: planned for driver context and libraries, in bytes.
@@ -46,8 +53,16 @@ class Machine:
         settled: what others were about to give back has been waited for.
     """
 
-    def __init__(self, config: WorkerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config, self._clock = config, clock
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        describe: Callable[[Literal["cpu", "cuda"], int], DeviceFacts] = describe,
+        look: Callable[[tuple[str, ...]], nvml.Usage | None] = nvml.usage,
+        beside: Callable[[Allocator], int] = overhead_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._look, self._beside, self._clock = config, look, beside, clock
         self._used: int | None = None
         self._used_at: float | None = None
         self._facts = DeviceFacts(kind=config.backend, name="")
@@ -69,7 +84,7 @@ class Machine:
         """Wait for device memory that others are about to give back; blocks. See `settling.settle`."""
         wanted = None if self._config.device.budget is None else self.budget.nbytes
         try:
-            self._observe(settling.settle(lambda: nvml.usage(self._facts.uuids), wanted, pause=pause, say=say))
+            self._observe(settling.settle(lambda: self._look(self._facts.uuids), wanted, pause=pause, say=say))
         finally:
             self.settled = True
 
@@ -83,7 +98,7 @@ class Machine:
     def look(self) -> Budget:
         """The budget and what is free for it now, as long as this process has taken nothing itself."""
         if self._config.backend == "cuda" and not self._touched:
-            self._observe(nvml.usage(self._facts.uuids))
+            self._observe(self._look(self._facts.uuids))
         return self.budget
 
     def _observe(self, usage: nvml.Usage | None) -> None:
@@ -98,7 +113,7 @@ class Machine:
         """Device memory that the arena's allocation and page-locked host memory take besides, in bytes."""
         if self._config.backend == "cpu":
             return 0
-        return overhead_bytes(self._config.device.allocator) + host_bytes // _LOCKED_SHARE
+        return self._beside(self._config.device.allocator) + host_bytes // _LOCKED_SHARE
 
     def process_bytes(self, *, now_exactly: bool = False) -> int | None:
         """Device memory of this process as the driver counts it, a few seconds old unless `now_exactly`; None where that
@@ -106,7 +121,7 @@ class Machine:
         """
         now = self._clock()
         if now_exactly or self._used_at is None or now - self._used_at > _DRIVER_SECONDS:
-            self._used, self._used_at = driver_used(self._facts), now
+            self._used, self._used_at = driver_used(self._facts, look=self._look), now
         return self._used
 
     def can_reserve(self, plan: Plan) -> bool:

@@ -24,8 +24,13 @@ class PreviewError(Exception):
     """No plan can be made; the message says why."""
 
 
-def plan(config: WorkerConfig, *, say: Callable[[str], None]) -> tuple[Plan, dict[str, Failure]]:
+def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) -> tuple[Plan, dict[str, Failure]]:
     """Inspect and build what would be served, and plan for it.
+
+    Args:
+        config: of the worker.
+        machine: the device as it is now.
+        say: told how far it is.
 
     Returns:
         The plan, and the models that it leaves out because they would be refused alone.
@@ -33,7 +38,6 @@ def plan(config: WorkerConfig, *, say: Callable[[str], None]) -> tuple[Plan, dic
     Raises:
         PreviewError: the device, the folder or the configuration allows no plan.
     """
-    machine = Machine(config)
     if machine.fault is not None:
         raise PreviewError(machine.fault.message)
     basis = Basis(config, machine.budget, machine.context, machine.overhead(0))

@@ -21,6 +21,7 @@ from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.refusals import Refusals
 from ballast_worker.control.server import ControlServer
 from ballast_worker.control.service import ControlService
+from ballast_worker.control.standalone import SCAN_SECONDS
 from ballast_worker.control.worker import Worker
 from ballast_worker.host import limits
 
@@ -34,6 +35,11 @@ class StateInUseError(Exception):
 class WorkerProcess:
     """A worker with its ports. Everything answers from construction on, before the device is touched.
 
+    Args:
+        config: checked.
+        machine: the device; by default as it is found now.
+        scan_seconds: as of `Worker`.
+
     Attributes:
         worker: the loop, which `run` runs.
         control_port, metrics_port, introspection_port: after 0 was replaced by what the system gave.
@@ -43,7 +49,9 @@ class WorkerProcess:
         StateInUseError: a second worker on one state directory.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(
+        self, config: WorkerConfig, *, machine: Machine | None = None, scan_seconds: float = SCAN_SECONDS
+    ) -> None:
         self._config, self._refusals = config, Refusals()
         with contextlib.ExitStack() as undo:
             undo.enter_context(_own(config.state_directory.expanduser()))
@@ -56,7 +64,7 @@ class WorkerProcess:
                 ),
             )
             undo.callback(self._workshop.close)
-            self.worker = Worker(config, Machine(config), self._workshop)
+            self.worker = Worker(config, machine or Machine(config), self._workshop, scan_seconds=scan_seconds)
             directory = config.control.tls_directory
             certificates = None if directory is None else Certificates(directory)
             trusted = (lambda: "") if certificates is None else certificates.authorities

@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 SCAN_SECONDS: Final = 2.0
+"""Between two looks at the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,14 @@ class Folder:
 
     A bundle's directory name is its model's name, and the digest of its manifest is part of its spec: a bundle that is
     replaced is a changed spec, one that is renamed is found in the executable store.
+
+    Args:
+        config: of the worker.
+        scan_seconds: between two looks.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, *, scan_seconds: float = SCAN_SECONDS) -> None:
+        self._scan_seconds = scan_seconds
         self._directory = config.model_directory
         self._listed = tuple(
             AssignedModel(
@@ -64,12 +70,12 @@ class Folder:
         return models
 
     def poll(self, now: float, known: Mapping[str, AssignedModel]) -> tuple[AssignedModel, ...] | None:
-        """The models when they are others than those known and have settled; looks every two seconds. A folder that
+        """The models when they are others than those known and have settled; looks now and then. A folder that
         cannot be read changes nothing.
         """
         if now < self._next:
             return None
-        self._next = now + SCAN_SECONDS
+        self._next = now + self._scan_seconds
         try:
             models = self.settled()
         except AssignmentError as error:

@@ -36,7 +36,7 @@ from ballast_worker.control.planner import Accepted, Planner
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.control.report import Condition, Phase, WorkerView, worker_state
-from ballast_worker.control.standalone import Folder
+from ballast_worker.control.standalone import SCAN_SECONDS, Folder
 from ballast_worker.control.watchdog import Watchdog
 from ballast_worker.device.plan import Plan
 
@@ -62,6 +62,7 @@ class Worker:
         config: checked.
         machine: the device and what is on it.
         workshop: builds.
+        scan_seconds: between two looks at the folder, where no operator assigns the models.
         clock: monotonic seconds.
     """
 
@@ -71,6 +72,7 @@ class Worker:
         machine: Machine,
         workshop: Workshop,
         *,
+        scan_seconds: float = SCAN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._machine, self._workshop, self._clock = config, machine, workshop, clock
@@ -105,7 +107,7 @@ class Worker:
             release=self._release,
         )
         self.feed = Feed(lambda: worker_state(self.view()), lambda: self.desk.epoch)
-        self._folder = None if config.managed else Folder(config)
+        self._folder = None if config.managed else Folder(config, scan_seconds=scan_seconds)
         self._reserver = ThreadPoolExecutor(1, thread_name_prefix="reserve")
         self._reservation: Future[Parts] | None = None
         self._assigned = False

@@ -7,6 +7,7 @@ this one only when it is alone there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -60,14 +61,18 @@ def describe(backend: Literal["cpu", "cuda"], ordinal: int) -> DeviceFacts:
     return found.at(nvml.usage(identity.uuids))
 
 
-def driver_used(facts: DeviceFacts) -> int | None:
+def driver_used(facts: DeviceFacts, *, look: Callable[[tuple[str, ...]], nvml.Usage | None] = nvml.usage) -> int | None:
     """The driver's figure for this process, in bytes: used now minus used before our first context.
 
     None unless we were alone on the device then and are now.
+
+    Args:
+        facts: as they were then.
+        look: what is used now on the device with these identifiers.
     """
     if facts.used_before_bytes is None or facts.other_processes:
         return None
-    usage = nvml.usage(facts.uuids)
+    usage = look(facts.uuids)
     if usage is None or usage.processes > 1:
         return None
     return max(0, usage.used - facts.used_before_bytes)
