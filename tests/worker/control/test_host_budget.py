@@ -127,7 +127,7 @@ def test_only_some_file_systems_are_memory(tmp_path, kind, in_memory):
 @pytest.mark.parametrize("unlimited", ["max", 1 << 63])
 def test_without_a_limit_the_machine_counts(tmp_path, unlimited):
     facts = describe(tmp_path / "pool", **machine(tmp_path, unlimited, 0))
-    assert (facts.limit, facts.free) == (None, 8 * MI)
+    assert (facts.limit, facts.free, facts.node) == (None, 8 * MI, 99 << 10)
 
 
 def test_what_the_pool_holds_already_is_not_counted_against_the_machine(tmp_path):
@@ -152,6 +152,17 @@ def test_a_file_that_another_worker_removes_meanwhile_is_not_there(tmp_path):
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "segment").symlink_to(tmp_path / "gone")
     assert describe(tmp_path / "pool").mount_total > 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "nbytes"),
+    [
+        (replace(FACTS, limit=8 * MI, free=4 * MI, mount_free=MI), 64 * MI),
+        (replace(FACTS, limit=8 * MI, node=50 * MI), 48 * MI),
+    ],
+)
+def test_a_shared_pool_without_a_budget_comes_to_what_the_node_can_hold_whatever_this_worker_may_take(facts, nbytes):
+    assert most(host(budget="unlimited", sharing="node"), facts, useful=5 * MI) == nbytes
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class HostFacts:
         mount_free: free in it, together with what the pool holds already.
         limit: the tightest memory limit of the container; None without one.
         free: what such limits leave, or what the machine has, together with what the pool holds, where that is less.
+        node: memory of the whole node; None where it does not tell.
         in_memory: the file system keeps its files in memory: only there an automatic budget takes anything.
     """
 
@@ -39,6 +40,7 @@ class HostFacts:
     mount_free: int
     limit: int | None
     free: int
+    node: int | None = None
     in_memory: bool = True
 
 
@@ -54,7 +56,7 @@ def describe(pool: Path, *, proc: Path = limits.PROC, cgroups: Path = limits.CON
     limit = min((group.limit for group in groups), default=None)
     total, left = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     in_memory = _kind(mount, proc) in _IN_MEMORY
-    return HostFacts(mount, total, left + held, limit, free, in_memory)
+    return HostFacts(mount, total, left + held, limit, free, limits.size_of_node(proc=proc), in_memory)
 
 
 def resolve(config: Host, facts: HostFacts, *, process: int, useful: int | None, workers: int) -> int | None:
@@ -80,7 +82,12 @@ def resolve(config: Host, facts: HostFacts, *, process: int, useful: int | None,
 def most(config: Host, facts: HostFacts, *, useful: int | None) -> int:
     """Bytes that an unlimited pool may come to: as many as mount and memory limit allow, of which `useful` as in `resolve`.
     What is free changes all the time, and a plan with it: that counts only where there is no limit.
+
+    A pool that the workers of a node share comes to what the mount and the node can hold: others' copies are mapped here
+    too, and count against the others' limits.
     """
+    if config.sharing == "node":
+        return _segments(config, min(facts.mount_total, facts.node or facts.mount_total), None)
     return _segments(config, min(facts.mount_total, facts.free if facts.limit is None else facts.limit), useful)
 
 

@@ -78,10 +78,12 @@ def shortage() -> str | None:
 
 def memory_of_node(*, proc: Path = PROC) -> int | None:
     """Bytes that the node can give without swapping; None where it does not tell."""
-    for line in _lines(proc / "meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    return _meminfo("MemAvailable:", proc)
+
+
+def size_of_node(*, proc: Path = PROC) -> int | None:
+    """Bytes of memory that the node has; None where it does not tell."""
+    return _meminfo("MemTotal:", proc)
 
 
 def groups(*, proc: Path = PROC, cgroups: Path = CONTROL_GROUPS) -> Iterator[Group]:
@@ -121,6 +123,13 @@ def _statistics(folder: Path, *names: str) -> int:
     """Bytes of file cache, which counts against the limit but is given up under pressure; tmpfs is not part of it."""
     values = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
     return sum(int(values.get(name, "0")) for name in names)
+
+
+def _meminfo(name: str, proc: Path) -> int | None:
+    for line in _lines(proc / "meminfo"):
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 def _number(path: Path) -> int | None:
