@@ -4,7 +4,7 @@
 A declaration is a call with the metric's name and its meaning as literals next to each other, or a tuple that begins with
 both, in a table of metrics of each model. The kind follows from the words `counter`, `gauge` and `histogram` in what is
 called; the labels are a tuple or list among the arguments, a name that was assigned one, or `model` where the call is named
-`_by_model`.
+`by_model`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _of_module(tree: ast.Module) -> Iterator[Metric]:
             called = " ".join(ast.unparse(part) for part in (node.func, *node.args[:1]))
             arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in _LABELS)]
             labels = next((found for part in arguments if (found := _labels(part, assigned))), ())
-            yield from _metrics(node.args, called, ("model",) if called.startswith("_by_model") else labels)
+            yield from _metrics(node.args, called, ("model",) if called.startswith("by_model") else labels)
 
 
 def _metrics(parts: Sequence[ast.expr], called: str, labels: tuple[str, ...]) -> Iterator[Metric]:
