@@ -18,8 +18,8 @@ from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control import report
 from ballast_worker.control.assignment import AssignedModel, Assignment, AssignmentError, AssignmentFile
-from ballast_worker.control.lineup import Limits, Lineup, servable
-from ballast_worker.control.models import Failure, Stage
+from ballast_worker.control.lineup import Limits, Lineup
+from ballast_worker.control.models import Failure, Stage, servable
 from ballast_worker.control.parts import Parts
 from ballast_worker.device.plan import Plan
 from ballast_worker.residency.demand import Decision, Refusal

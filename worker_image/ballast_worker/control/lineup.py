@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -21,18 +21,16 @@ from ballast_contract.reasons import Reason
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.assignment import AssignedModel
-from ballast_worker.control.models import Built, Failure, ModelView, Stage
+from ballast_worker.control.models import Built, Failure, ModelView, Stage, built_of_others, servable
 from ballast_worker.control.preparation import Workshop, inspect
 from ballast_worker.control.quarantine import Quarantine
+from ballast_worker.control.retries import Retries
 from ballast_worker.residency.demand import Refusal
-from ballast_worker.residency.protocol import ResidentModel
 from ballast_worker.serving.call import Engine, ServableModel
 
 _log = logging.getLogger(__name__)
 
 _INSPECTORS: Final = 8
-_RETRY_FIRST_SECONDS: Final = 1.0
-_RETRY_LAST_SECONDS: Final = 300.0
 
 
 class Limits(Protocol):
@@ -51,12 +49,6 @@ class Limits(Protocol):
     def build_memory(self) -> int:
         """Device memory that a builder may take now, in bytes."""
         ...
-
-
-@dataclass(slots=True)
-class _Retry:
-    due: float
-    attempts: int
 
 
 class Lineup:
@@ -91,14 +83,14 @@ class Lineup:
         """A model is served that was not before; whoever acts on it takes it back."""
         self._stores: Mapping[str, Path] = config.stores
         self._workshop, self._quarantine, self._limits = workshop, quarantine, limits
-        self._post, self._changed, self._clock = post, changed, clock
+        self._post, self._changed = post, changed
         self._inspectors = ThreadPoolExecutor(_INSPECTORS, thread_name_prefix="inspect")
         self._builders = ThreadPoolExecutor(config.build.parallelism, thread_name_prefix="build")
         self._engine: Engine | None = None
         self._busy: dict[str, AssignedModel] = {}
         # One for each name from its first hand-over until it is dropped: what is told of an earlier one is gone by then.
         self._terms: dict[str, object] = {}
-        self._retries: dict[str, _Retry] = {}
+        self._retries = Retries(clock)
 
     def inspect(self, uri: str, digest: str) -> Future[Bundle]:
         """Read a bundle's headers on another thread. Any thread; the future raises BundleError."""
@@ -119,7 +111,7 @@ class Lineup:
             before = self.views.get(spec.name)
             if before is not None and before.spec == spec:
                 continue
-            self._retries.pop(spec.name, None)
+            self._retries.forget(spec.name)
             view = ModelView(spec)
             if before is not None:
                 view = replace(view, serving=before.serving)
@@ -190,13 +182,11 @@ class Lineup:
         if view is None or view.stage is not Stage.SERVED or view.spec.digest or name in self._retries:
             return
         if refusal.reason is Reason.SOURCE_CHANGED:
-            self._retries[name] = _Retry(self._clock() + _RETRY_FIRST_SECONDS, 0)
+            self._retries.soon(name)
 
     def tick(self) -> None:
         """Try again what failed and may pass."""
-        now = self._clock()
-        for name in [name for name, retry in self._retries.items() if retry.due <= now]:
-            self._retries[name].due = float("inf")
+        for name in self._retries.due():
             view = self.views[name]
             # The files may be others by now; what was built of the same ones is in the store.
             self._set(replace(view, stage=Stage.PENDING, failure=None, message="trying again", bundle=None, built=None))
@@ -221,7 +211,9 @@ class Lineup:
             self._busy[name] = spec
             self._set(replace(view, stage=Stage.BUILDING))
             self._builders.submit(self._build, spec, view.bundle)
-        elif (failure := self._limits.check_built(view.built, self._others(name), view.serving)) is not None:
+        elif (
+            failure := self._limits.check_built(view.built, built_of_others(self.views, name), view.serving)
+        ) is not None:
             self._refuse(spec, failure)
         elif self._engine is None:
             self._set(replace(view, stage=Stage.BUILT, message="built; waits for the device memory plan"))
@@ -298,7 +290,7 @@ class Lineup:
         if refusal is not None:
             self._refuse(spec, Failure.of(refusal))
             return
-        self._retries.pop(spec.name, None)
+        self._retries.forget(spec.name)
         self.fresh = self.fresh or view.serving is None
         self._set(replace(view, stage=Stage.SERVED, failure=None, message="", serving=built))
 
@@ -313,16 +305,14 @@ class Lineup:
             extra={"event": "model.refused", "model": spec.name, "object": spec.object, "reason": failure.reason.value},
         )
         if failure.permanent:
-            self._retries.pop(spec.name, None)
+            self._retries.forget(spec.name)
         else:
-            attempts = self._retries[spec.name].attempts + 1 if spec.name in self._retries else 0
-            pause = min(_RETRY_FIRST_SECONDS * 2**attempts, _RETRY_LAST_SECONDS)
-            self._retries[spec.name] = _Retry(self._clock() + pause, attempts)
+            self._retries.failed(spec.name)
 
     def _drop(self, name: str) -> None:
         del self.views[name]
         self._busy.pop(name, None)
-        self._retries.pop(name, None)
+        self._retries.forget(name)
         self._terms.pop(name, None)
         if self._engine is not None:
             # Whatever its stage: an earlier spec may serve, or be on its way to the device thread.
@@ -332,29 +322,3 @@ class Lineup:
     def _set(self, view: ModelView) -> None:
         self.views[view.spec.name] = view
         self._changed(view.spec.name, view)
-
-    def _others(self, name: str) -> list[Built]:
-        """What is loaded of other models, or will be: of one that is replaced, or was refused, also what serves still."""
-        found = []
-        for other, view in self.views.items():
-            if other == name:
-                continue
-            built = view.built if view.stage is not Stage.REFUSED else None
-            if built is not None:
-                found.append(built)
-            if view.serving is not None and view.serving is not built:
-                found.append(view.serving if built is None else view.serving.without(built))
-        return found
-
-
-def servable(spec: AssignedModel, built: Built) -> ServableModel:
-    """A built model in the words of the device thread."""
-    return ServableModel(
-        resident=ResidentModel(
-            name=spec.name, bundle=built.bundle, wish=spec.residency, scratch_bytes=built.scratch_bytes
-        ),
-        manifest=built.bundle.manifest,
-        programs=built.programs,
-        max_batch=spec.max_batch,
-        max_delay_seconds=spec.max_delay_milliseconds / 1000,
-    )

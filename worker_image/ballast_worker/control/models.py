@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -13,6 +14,8 @@ from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.assignment import AssignedModel
 from ballast_worker.residency.demand import Refusal
+from ballast_worker.residency.protocol import ResidentModel
+from ballast_worker.serving.call import ServableModel
 
 _PERMANENT: Final = frozenset(
     {Reason.BUNDLE_INVALID, Reason.LOAD_FAILED_PERMANENT, Reason.QUARANTINED, Reason.SCRATCH_EXCEEDS_POOL}
@@ -121,3 +124,30 @@ class ModelView:
     bundle: Bundle | None = None
     built: Built | None = None
     serving: Built | None = None
+
+
+def built_of_others(views: Mapping[str, ModelView], name: str) -> list[Built]:
+    """What is loaded of other models, or will be: of one that is replaced, or was refused, also what serves still."""
+    found = []
+    for other, view in views.items():
+        if other == name:
+            continue
+        built = view.built if view.stage is not Stage.REFUSED else None
+        if built is not None:
+            found.append(built)
+        if view.serving is not None and view.serving is not built:
+            found.append(view.serving if built is None else view.serving.without(built))
+    return found
+
+
+def servable(spec: AssignedModel, built: Built) -> ServableModel:
+    """A built model in the words of the device thread."""
+    return ServableModel(
+        resident=ResidentModel(
+            name=spec.name, bundle=built.bundle, wish=spec.residency, scratch_bytes=built.scratch_bytes
+        ),
+        manifest=built.bundle.manifest,
+        programs=built.programs,
+        max_batch=spec.max_batch,
+        max_delay_seconds=spec.max_delay_milliseconds / 1000,
+    )

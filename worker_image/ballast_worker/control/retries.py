@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When what failed and may pass is tried again: after a second, then twice as long each time, at most five minutes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+_FIRST_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 300.0
+
+
+@dataclass(slots=True)
+class _Retry:
+    due: float
+    attempts: int
+
+
+class Retries:
+    """What is to be tried again, by name. One thread uses it.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._retries: dict[str, _Retry] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._retries
+
+    def soon(self, name: str) -> None:
+        """Something that worked until now has failed: try it again after the shortest pause."""
+        self._retries[name] = _Retry(self._clock() + _FIRST_SECONDS, 0)
+
+    def failed(self, name: str) -> None:
+        """An attempt has failed, the first one or a later one."""
+        attempts = self._retries[name].attempts + 1 if name in self._retries else 0
+        pause = min(_FIRST_SECONDS * 2**attempts, _LAST_SECONDS)
+        self._retries[name] = _Retry(self._clock() + pause, attempts)
+
+    def forget(self, name: str) -> None:
+        """It works, is not wanted any more, or cannot pass."""
+        self._retries.pop(name, None)
+
+    def due(self) -> Iterator[str]:
+        """What is to be tried now; each is named once for each failure."""
+        now = self._clock()
+        for name in [name for name, retry in self._retries.items() if retry.due <= now]:
+            self._retries[name].due = math.inf
+            yield name
