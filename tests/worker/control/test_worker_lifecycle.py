@@ -374,9 +374,8 @@ def test_a_worker_that_planned_for_nothing_plans_anew_for_its_first_models(confi
     assert again.infer("hungry") == [5.0, 10.0, 15.0, 20.0]
 
 
-def test_a_terminating_worker_admits_until_it_is_released(config_for, start, small_bundle, monkeypatch):
-    monkeypatch.setattr("ballast_worker.control.worker._LINGER_SECONDS", 0.5)
-    worker = start(config_for(managed=True, serving={"grace_seconds": 300}))
+def test_a_terminating_worker_admits_until_it_is_released(config_for, start, small_bundle):
+    worker = start(config_for(managed=True, serving={"grace_seconds": 300}), linger_seconds=0.5)
     worker.assign(assigned(small_bundle, "m"))
     worker.until_model("m", *CALLABLE)
     worker.worker.terminate()
@@ -405,10 +404,9 @@ def test_what_fails_while_a_worker_ends_does_not_keep_it_from_ending(config_for,
 
 
 def test_a_released_worker_stays_as_long_as_clients_call(config_for, start, small_bundle, monkeypatch):
-    monkeypatch.setattr("ballast_worker.control.worker._LINGER_SECONDS", 0.0)
     for module in ("connections", "http_times"):
         monkeypatch.setattr(f"ballast_worker.serving.{module}.CONNECTION_SECONDS", 3.0)
-    worker = start(config_for(managed=True, serving={"grace_seconds": 300}))
+    worker = start(config_for(managed=True, serving={"grace_seconds": 300}), linger_seconds=0.0)
     worker.assign(assigned(small_bundle, "m"))
     worker.until_model("m", *CALLABLE)
     worker.worker.terminate()

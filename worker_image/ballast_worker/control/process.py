@@ -15,6 +15,7 @@ from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
 from ballast_worker.control import introspection, metrics
 from ballast_worker.control.certificates import Certificates
+from ballast_worker.control.draining import LINGER_SECONDS
 from ballast_worker.control.http import PageServer
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.preparation import Workshop
@@ -38,7 +39,7 @@ class WorkerProcess:
     Args:
         config: checked.
         machine: the device; by default as it is found now.
-        scan_seconds: as of `Worker`.
+        scan_seconds, linger_seconds: as of `Worker`.
 
     Attributes:
         worker: the loop, which `run` runs.
@@ -50,7 +51,12 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, config: WorkerConfig, *, machine: Machine | None = None, scan_seconds: float = SCAN_SECONDS
+        self,
+        config: WorkerConfig,
+        *,
+        machine: Machine | None = None,
+        scan_seconds: float = SCAN_SECONDS,
+        linger_seconds: float = LINGER_SECONDS,
     ) -> None:
         self._config, self._refusals = config, Refusals()
         with contextlib.ExitStack() as undo:
@@ -64,7 +70,13 @@ class WorkerProcess:
                 ),
             )
             undo.callback(self._workshop.close)
-            self.worker = Worker(config, machine or Machine(config), self._workshop, scan_seconds=scan_seconds)
+            self.worker = Worker(
+                config,
+                machine or Machine(config),
+                self._workshop,
+                scan_seconds=scan_seconds,
+                linger_seconds=linger_seconds,
+            )
             directory = config.control.tls_directory
             certificates = None if directory is None else Certificates(directory)
             trusted = (lambda: "") if certificates is None else certificates.authorities

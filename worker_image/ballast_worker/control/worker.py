@@ -26,6 +26,7 @@ from ballast_worker.control.assignment import AssignedModel, Assignment, Assignm
 from ballast_worker.control.catalog import WorkerCatalog
 from ballast_worker.control.chores import Chores
 from ballast_worker.control.desk import Desk
+from ballast_worker.control.draining import END_SECONDS, LINGER_SECONDS, Draining
 from ballast_worker.control.feed import Feed
 from ballast_worker.control.journal import CulpritJournal
 from ballast_worker.control.lineup import Lineup
@@ -49,10 +50,6 @@ EXIT_PLAN_ANEW: Final = 75
 """Exit code of a loop that wants to be started again at once, in the same process."""
 
 _TICK_SECONDS: Final = 0.5
-_LINGER_SECONDS: Final = 5.0
-"""A released worker passes calls on for so long at least, because clients learn of the move late."""
-_END_SECONDS: Final = 15.0
-"""Before the end of the grace period, when admission stops whatever happened."""
 
 
 class Worker:
@@ -63,6 +60,7 @@ class Worker:
         machine: the device and what is on it.
         workshop: builds.
         scan_seconds: between two looks at the folder, where no operator assigns the models.
+        linger_seconds: for which calls are passed on at least after all models have moved.
         clock: monotonic seconds.
     """
 
@@ -73,6 +71,7 @@ class Worker:
         workshop: Workshop,
         *,
         scan_seconds: float = SCAN_SECONDS,
+        linger_seconds: float = LINGER_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._machine, self._workshop, self._clock = config, machine, workshop, clock
@@ -112,8 +111,8 @@ class Worker:
         self._reservation: Future[Parts] | None = None
         self._assigned = False
         self._chores = Chores(config, self._lineup, workshop)
-        self._drain_until: float | None = None
-        self._released_at: float | None = None
+        grace = config.serving.grace_seconds if config.managed else 0.0
+        self._draining = Draining(max(0.0, grace - END_SECONDS), linger_seconds=linger_seconds, clock=clock)
         self._ended: int | None = None
         self._ending = threading.Event()
         self.ready = threading.Event()
@@ -245,7 +244,7 @@ class Worker:
             self._set_condition(Phase.READY, self._host_trouble(parts))
             self._chores.do(parts, now)
             self._look_around(now)
-        if self._ended is None and self._drained(now):
+        if self._ended is None and self._draining.over(self._deserted):
             self._finish()
 
     def _consider(self, now: float) -> None:
@@ -347,33 +346,22 @@ class Worker:
             self._finish(EXIT_PLAN_ANEW)
 
     def _begin_drain(self) -> None:
-        if self._drain_until is not None or self._ended is not None:
+        if self._draining.begun or self._ended is not None:
             return
-        left = max(0.0, self._config.serving.grace_seconds - _END_SECONDS)
-        self._drain_until = self._clock() + (left if self._config.managed and self.ready.is_set() else 0.0)
+        self._draining.begin(serving=self.ready.is_set())
         _log.info("terminating", extra={"event": "worker.draining"})
         if self.ready.is_set():
             self._set_condition(Phase.DRAINING, message="admits calls until it is released")
 
     def _release(self) -> None:
         """The models of this worker have moved."""
-        if self._drain_until is None:
+        if not self._draining.begun:
             _log.warning("released without being terminated: it serves on")
-            return
-        if self._released_at is None:
-            self._released_at = self._clock()
-            if self._parts is not None:
-                self._parts.frontend.retire()
+        elif self._draining.release() and self._parts is not None:
+            self._parts.frontend.retire()
 
-    def _drained(self, now: float) -> bool:
-        """Whether the end has come: the grace period is nearly over, or the models and all clients have gone."""
-        if self._drain_until is None:
-            return False
-        if self._released_at is None or self._parts is None:
-            return now >= self._drain_until
-        if now >= self._drain_until:
-            return True
-        return now - self._released_at >= _LINGER_SECONDS and self._parts.frontend.deserted()
+    def _deserted(self) -> bool:
+        return self._parts is not None and self._parts.frontend.deserted()
 
     def _finish(self, code: int = 0) -> None:
         """Stop admitting, answer what is under way, end."""
@@ -388,7 +376,7 @@ class Worker:
         if self._reservation is not None and self._reservation.exception() is None:
             self._parts = self._reservation.result()
         if self._parts is not None:
-            self._parts.stop(grace_seconds=min(_END_SECONDS, self._config.serving.grace_seconds) * 2 / 3)
+            self._parts.stop(grace_seconds=min(END_SECONDS, self._config.serving.grace_seconds) * 2 / 3)
         self.desk.close()
         self._reserver.shutdown()
         self._lineup.close()
