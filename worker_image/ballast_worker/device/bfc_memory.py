@@ -2,13 +2,11 @@
 """DeviceMemory as ordinary JAX buffers in XLA's own allocator, whose choices are replayed to know what fits.
 
 Weights share the pool with the scratch, inputs and outputs of executions. Those are gone whenever weights are placed and
-filled, so that the replay of the weights alone is exact then; after each fill the buffers' real addresses are compared
-with it, and it is rebuilt from them where they differ. Nothing can move: room in one block is made by freeing.
+filled, so that the replay of the weights alone is exact then. Nothing can move: room in one block is made by freeing.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,8 +14,8 @@ from typing import Any
 
 from ballast_worker.bundle.chunk import Chunk
 from ballast_worker.bundle.layout import Layout, align
+from ballast_worker.device.bfc_foresight import Foresight
 from ballast_worker.device.bfc_pool import Pool
-from ballast_worker.device.bfc_replay import BfcReplay
 from ballast_worker.device.lease import ExtentLease
 from ballast_worker.device.memory import (
     BusyError,
@@ -28,10 +26,8 @@ from ballast_worker.device.memory import (
     State,
     Statistics,
 )
-from ballast_worker.device.upload_order import UploadOrder, fitting_order, orders
+from ballast_worker.device.upload_order import UploadOrder
 from ballast_worker.device.uploading import upload
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -75,9 +71,6 @@ class BfcMemory:
     Args:
         pool: the allocator; on the CPU a `SimulatedPool` of as many bytes.
         scratch: bytes of one block that executions need.
-
-    Attributes:
-        exact: the replay agrees with the allocator. Any thread may read it.
     """
 
     shares_pool = True
@@ -86,20 +79,25 @@ class BfcMemory:
         self._pool = pool
         self._scratch = align(scratch)
         self._lock = threading.Lock()
-        self._replay = BfcReplay(pool.nbytes)
+        self._foresight = Foresight(pool, self._scratch)
         self._contents: dict[str, _Content] = {}
         self._pinned = 0
-        self.exact = True
         self._compare()
+
+    @property
+    def exact(self) -> bool:
+        """The replay agrees with the allocator. Any thread."""
+        return self._foresight.exact
 
     def place(self, key: str, layout: Layout, *, pinned: bool = False) -> None:
         """Reserve chunks for `key` in state filling: those that the allocator will give to its tensors."""
         with self._lock:
             if key in self._contents:
                 raise DeviceMemoryError(f"'{key}' has an extent already")
-            order = self._order(layout)
-            offsets = self._replay.allocate_all(order.sizes) or []
-            content = self._contents[key] = _Content(layout, order, offsets, pinned)
+            order = self._foresight.order(layout)
+            if order is None:
+                raise self._not_placeable(layout.nbytes)
+            content = self._contents[key] = _Content(layout, order, self._foresight.place(order), pinned)
             self._pinned += self._bytes(content) if pinned else 0
 
     def fill(self, key: str, chunks: Iterable[Chunk], *, progress: Callable[[int], None] | None = None) -> None:
@@ -191,8 +189,7 @@ class BfcMemory:
     def starved(self) -> bool:
         """No free block holds the scratch of executions."""
         with self._lock:
-            now = self._replay if self.exact else self._pool.statistics()
-            return now.largest_free < self._scratch
+            return self._foresight.figures().largest_free < self._scratch
 
     def statistics(self) -> Statistics:
         """Bytes that weights may take; `largest_free` is what they may take of the largest block at most."""
@@ -204,7 +201,7 @@ class BfcMemory:
         with self._lock:
             chunks = [(0, 0, key) for key, content in self._contents.items() if not content.offsets]
             chunks += [
-                (offset, self._replay.chunk(offset), key)
+                (offset, self._foresight.chunk(offset), key)
                 for key, content in self._contents.items()
                 for offset in content.offsets
             ]
@@ -229,52 +226,23 @@ class BfcMemory:
             for key in list(self._contents):
                 self._drop(key)
 
-    def _order(self, layout: Layout) -> UploadOrder:
-        if self.exact:
-            order = fitting_order(self._replay, layout, self._scratch)
-            if order is None:
-                raise self._not_placeable(layout.nbytes)
-            return order
-        if layout.nbytes + self._scratch > self._pool.nbytes - self._pool.statistics().in_use:
-            raise self._not_placeable(layout.nbytes)
-        _, ascending, _ = orders(layout)
-        return ascending
-
     def _reconcile(self, content: _Content) -> None:
-        """Compare the addresses of what was filled with the replay, and rebuild the replay where they differ."""
+        """Compare the addresses of what was filled with what was foreseen."""
         seen = [self._pool.offset(content.arrays[index]) for index in content.order.tensors]
         if seen != content.offsets:
             self._pinned -= self._bytes(content) if content.pinned else 0
-            self._replay.free_all(content.offsets)
-            content.offsets = []
-            for offset, size in zip(seen, content.order.sizes, strict=True):
-                try:
-                    self._replay.allocate_at(offset, size)
-                except ValueError:
-                    break  # the replay has something else there: the comparison says so
-                content.offsets.append(offset)
+            content.offsets = self._foresight.rebuild(content.offsets, content.order, seen)
             self._pinned += self._bytes(content) if content.pinned else 0
         self._compare()
 
     def _compare(self) -> None:
-        """Set `exact` by the allocator's own figures, and say so when it changes."""
-        if any(not content.filled for content in self._contents.values()):
-            return  # what is only reserved is not in the allocator's figures
-        seen, replay = self._pool.statistics(), self._replay
-        exact = (seen.in_use, seen.largest_free) == (replay.in_use, replay.largest_free)
-        if exact and not self.exact:
-            _log.info("the replay of XLA's allocator agrees with it again")
-        elif self.exact and not exact:
-            _log.warning(
-                "the replay of XLA's allocator does not agree with it: %d bytes are in use and %d are expected, the "
-                "largest free block has %d and %d are expected; weights are admitted by the count of free bytes alone",
-                *(seen.in_use, replay.in_use, seen.largest_free, replay.largest_free),
-            )
-        self.exact = exact
+        # What is only reserved is not in the allocator's figures.
+        if all(content.filled for content in self._contents.values()):
+            self._foresight.compare()
 
     def _statistics(self) -> Statistics:
-        now = self._replay if self.exact else self._pool.statistics()
-        capacity = max(0, self._replay.capacity - self._scratch)
+        now = self._foresight.figures()
+        capacity = max(0, self._foresight.capacity - self._scratch)
         in_use = min(capacity, now.in_use)
         return Statistics(capacity, in_use, self._pinned, min(capacity - in_use, now.largest_free), self.exact)
 
@@ -295,7 +263,7 @@ class BfcMemory:
         return content
 
     def _bytes(self, content: _Content) -> int:
-        return sum(self._replay.chunk(offset) for offset in content.offsets)
+        return sum(self._foresight.chunk(offset) for offset in content.offsets)
 
     def _uploaded(self) -> int:
         """Bytes that the allocator has given to weights, as far as the replay knows."""
@@ -305,7 +273,7 @@ class BfcMemory:
         content = self._contents.pop(key)
         for array in content.arrays:
             self._pool.free(array)
-        freed = self._replay.free_all(content.offsets)
+        freed = self._foresight.free(content.offsets)
         self._pinned -= freed if content.pinned else 0
         if not self.exact or not content.filled:
             self._compare()  # a failed upload says that something is there which the replay does not know
