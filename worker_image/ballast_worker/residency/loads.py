@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a load: fetch a host copy, wait for room, fill the extent, serve.
+"""The life of a load: fetch a host copy (`fetching`), wait for room (`waiting`), fill the extent, serve.
 
 Host copies are fetched before room is made on the device, so that residents stay useful while a slow source is read, and
 a source that cannot be read costs nobody their place. Room goes to fetched loads in order of their tickets: a large load
@@ -8,8 +8,6 @@ cannot be overtaken for ever by small ones.
 
 from __future__ import annotations
 
-import math
-from bisect import insort
 from collections.abc import Callable
 from functools import partial
 
@@ -17,7 +15,7 @@ from ballast_contract.config import ResidencyWish
 from ballast_worker.device.backend import DeviceLostError
 from ballast_worker.host.store import Transfer
 from ballast_worker.residency import refusals
-from ballast_worker.residency.admission import Excluded, Resident, Wait, infeasible
+from ballast_worker.residency.admission import Wait, infeasible
 from ballast_worker.residency.board import Board
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.exclusion import Exclusion
@@ -27,14 +25,12 @@ from ballast_worker.residency.loader import Loader
 from ballast_worker.residency.priority import minimum_residence
 from ballast_worker.residency.protocol import ResidentModel
 from ballast_worker.residency.records import Phase, Purpose, Weights
-from ballast_worker.residency.room import Placed, Room
+from ballast_worker.residency.room import Room
 from ballast_worker.residency.standing import Standing
+from ballast_worker.residency.waiting import Waiting
 
 RELOAD_WEIGHT = 0.5
 """Share of the newest measurement in the moving average of reload times."""
-
-POLL_SECONDS = 0.1
-"""A load that waits for room looks again after so long, should nothing else make it."""
 
 
 class Loads:
@@ -70,14 +66,21 @@ class Loads:
         self._exclusion = exclusion
         self._failures = failures
         self._scratch_limit = scratch_limit
-        self._after = after
         self._turn = turn
         self._settled = settled
         self._room = Room(board)
-        # Fetched, without an extent, by ticket.
-        self._waiting: list[Weights] = []
+        self._waiting = Waiting(
+            board=board,
+            room=self._room,
+            exclusion=exclusion,
+            infeasible=self.infeasible,
+            fill=self._fill,
+            refused=self._refused,
+            no_room=self._no_room,
+            after=after,
+            turn=turn,
+        )
         self._fetching = Fetching(board=board, loader=loader, early=self._early, fetched=self._fetched)
-        self._alarm = math.inf
 
     def infeasible(self, spec: ResidentModel) -> Refusal | None:
         """Refuse what can never fit, and record it."""
@@ -138,10 +141,9 @@ class Loads:
             self._fill(weights)
         elif shared or weights.purpose.evicts:
             weights.phase = Phase.WAITING
-            insort(self._waiting, weights, key=lambda w: w.ticket)
+            self._waiting.add(weights)
         else:
-            self._discard(weights)
-            self._failures.no_room(weights)
+            self._no_room(weights)
 
     def _on_host(self, weights: Weights, *, kept: bool) -> None:
         model = weights.model
@@ -154,46 +156,8 @@ class Loads:
         self._standing.pursue(model)
 
     def admit(self) -> Wait | None:
-        """Make room for fetched loads, in order, and let them fill; answers what the first one that cannot waits for."""
-        while self._waiting:
-            weights = self._waiting[0]
-            if (waits := self._exclusion.wait()) is not None:
-                self._set_alarm()
-                return waits
-            if self._board.memory.shares_pool and not weights.purpose.evicts:
-                self._waiting.pop(0)
-                if self._room.place_free(weights):
-                    self._fill(weights)
-                else:
-                    self._discard(weights)
-                    self._failures.no_room(weights)
-                continue
-            answer = self.infeasible(weights.model.spec) or self._without_old(weights) or self._room.place(weights)
-            if isinstance(answer, Wait):
-                self._set_alarm()
-                return answer
-            self._waiting.pop(0)
-            if isinstance(answer, Placed):
-                self._fill(weights)
-                self._bring_back(answer.dropped)
-            else:
-                self._discard(weights)
-                self._failed(weights, answer, recorded=True)
-        return None
-
-    def _without_old(self, weights: Weights) -> Wait | None:
-        """Where the old weights of the model leave no room beside them, they go first."""
-        old = weights.model.live
-        if old is None:
-            return None
-        capacity = self._board.memory.statistics().capacity
-        pinned = self._board.pinned_beside(weights.model.spec)
-        if old.nbytes + weights.nbytes + pinned <= capacity:
-            return None
-        if old.leases:
-            return Wait(drain=(_draining(old),))
-        self._board.free(old)
-        return None
+        """See `Waiting.admit`."""
+        return self._waiting.admit()
 
     def _fill(self, weights: Weights) -> None:
         transfer = weights.transfer
@@ -266,33 +230,17 @@ class Loads:
             self._loader.discard(weights.transfer)
             weights.transfer = None
 
+    def _no_room(self, weights: Weights) -> None:
+        self._discard(weights)
+        self._failures.no_room(weights)
+
+    def _refused(self, weights: Weights, refusal: Refusal) -> None:
+        self._discard(weights)
+        self._failed(weights, refusal, recorded=True)
+
     def _failed(self, weights: Weights, refusal: Refusal, *, recorded: bool = False) -> None:
         self._board.abandon(weights)
         self._failures.failed(weights, refusal, recorded=recorded)
-
-    def _bring_back(self, names: tuple[str, ...]) -> None:
-        """After a fallback compaction the most valuable of those that had to go come back, as far as they fit."""
-        board = self._board
-        free = board.memory.statistics().free
-        for name in reversed(names):
-            model = board.models.get(name)
-            if model is not None and model.live is None and model.nbytes <= free:
-                free -= model.nbytes
-                board.ask(model, Purpose.RELOAD)
-
-    def _set_alarm(self) -> None:
-        """Look again when the next minimum residence ends, and now and then in any case."""
-        now = self._board.clock()
-        ends = (w.stays_until for w in self._board.extents.values() if w.stays_until > now)
-        at = min(min(ends, default=math.inf), now + POLL_SECONDS)
-        if at < self._alarm or self._alarm < now:
-            self._alarm = at
-            self._after(at - now, partial(self._ring, at))
-
-    def _ring(self, at: float) -> None:
-        if self._alarm == at:
-            self._alarm = math.inf
-        self._turn()
 
     @property
     def waiting(self) -> bool:
@@ -301,9 +249,4 @@ class Loads:
 
     def largest_waiting(self) -> int:
         """Bytes of the largest model that waits for room, or was refused a block of it."""
-        waiting = max((weights.nbytes for weights in self._waiting), default=0)
-        return max(waiting, self._failures.largest_refused)
-
-
-def _draining(weights: Weights) -> Resident:
-    return Resident(weights.extent, weights.model.name, weights.nbytes, 0.0, queued=False, excluded=Excluded.EXECUTING)
+        return max(self._waiting.largest, self._failures.largest_refused)
