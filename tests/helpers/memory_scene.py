@@ -61,6 +61,11 @@ class Scene:
                 return condition["status"], condition["reason"], condition["message"]
         return "", "", ""
 
+    def runs(self, key: str) -> int:
+        """Reconciliations of this leader so far."""
+        assert self.cluster.leader is not None
+        return self.cluster.leader.runs[key]
+
     def end(self) -> None:
         async def stop() -> None:
             if self.cluster.leader is not None:

@@ -55,7 +55,7 @@ class Reason(StrEnum):
     NAME_CONFLICT = "NameConflict"
     """Another model of the pool has the same modelName; the older one keeps it."""
     SERVICE_CONFLICT = "ServiceConflict"
-    """A Service of the model's name exists and is not ours, and is left alone; or the API server refuses ours."""
+    """A Service of the model's name exists and is not ours, and is left alone; or the API server refuses ours, or to delete it."""
     UNKNOWN_FIELD = "UnknownField"
     """The object was applied with a field that the API does not know, and the API server dropped it."""
     MODEL_STORE_NOT_SHARED = "ModelStoreNotShared"

@@ -48,11 +48,15 @@ class Gone(ApiError):  # noqa: N818
     """The version or the continue token is too old: list again."""
 
 
-class Invalid(ApiError):  # noqa: N818
+class Refused(ApiError):  # noqa: N818
+    """The server says no, and would say it again until somebody changes something."""
+
+
+class Invalid(Refused):
     """The object breaks its schema or a validation rule."""
 
 
-class Forbidden(ApiError):  # noqa: N818
+class Forbidden(Refused):
     """RBAC, a quota or an admission policy says no, or the namespace is being deleted."""
 
     @property
@@ -77,7 +81,7 @@ def from_answer(status: int, body: Mapping[str, Any], *, retry_after: float | No
     """The error that a Status body of the API server stands for."""
     reason = str(body.get("reason") or "")
     message = str(body.get("message") or body.get("raw") or f"HTTP {status}")
-    kind = _BY_STATUS.get(status, Unavailable if status >= 500 else ApiError)
+    kind = _BY_STATUS.get(status, Unavailable if status >= 500 else Refused)
     if status == 409 and reason == "AlreadyExists":
         kind = AlreadyExists
     details = body.get("details") or {}

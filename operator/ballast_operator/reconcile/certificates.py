@@ -93,7 +93,7 @@ class Certificates:
             try:
                 if wanted is None or await self._written(held, wanted):
                     return ""
-            except (errors.Forbidden, errors.Invalid) as error:
+            except errors.Refused as error:
                 return f"the API server refuses Secret '{names.WORKER_CERTIFICATE}': {error.message}"
         raise errors.Conflict(f"Secret {namespace}/{names.WORKER_CERTIFICATE} is being changed by somebody else")
 

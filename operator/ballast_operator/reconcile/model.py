@@ -61,8 +61,10 @@ class ModelReconciler:
         placed = pool is not None and bool(pool.targets.get(obj["metadata"]["uid"]))
         verdict = judge_model(obj, budget=budget, namesakes=world.namesakes(obj), placed=placed)
         if isinstance(verdict, Rejection) or budget is None:
-            await self._clear_slices(key)
-            return await self._report(key, obj, Situation(verdict, unknown_fields=self._unknown(obj)), pool)
+            leftover = await self._clear_slices(key)
+            situation = Situation(verdict, leftover=leftover, unknown_fields=self._unknown(obj))
+            later = await self._report(key, obj, situation, pool)
+            return _earliest(later, _FOREIGN_SECONDS if leftover else None)
         if pool is None or not pool.recovered:
             return None  # its budget is reconciled first, and calls for it then
         targets, holders = pool.targets.get(verdict.uid, ()), pool.holders.get(verdict.uid, frozenset())
@@ -83,15 +85,17 @@ class ModelReconciler:
         if wait is not None:
             return wait
         own = _own_address(budget, pool)
-        conflict, again = "" if own else pool.unaddressed, None
-        if not paused(obj):
-            refusal, again = await self._service(key, obj, verdict, own=own)
-            conflict = conflict or refusal
+        conflict, leftover, again = "" if own else pool.unaddressed, "", None
+        if own and not paused(obj):
+            conflict, again = await self._service(key, obj, verdict)
             held = world.caches[SERVICES].get(key.namespace, key.name)
-            if own and endpoints.ownership(held, uid=verdict.uid) is Ownership.OURS:
+            if endpoints.ownership(held, uid=verdict.uid) is Ownership.OURS:
                 refusal = await self._slices(key, obj, verdict, involved, rollout)
                 conflict = conflict or refusal
                 again = again or (_FOREIGN_SECONDS if conflict else None)
+        elif not paused(obj):
+            leftover = await self._withdraw(key, verdict)
+            again = _FOREIGN_SECONDS if leftover else None
         situation = Situation(
             verdict=verdict,
             workers=involved,
@@ -101,30 +105,24 @@ class ModelReconciler:
             obstacle=obstacle,
             crowding=_crowding(pool, verdict.uid),
             conflict=conflict,
+            leftover=leftover,
             bundle=pool.bundles.get(verdict.source),
             unknown_fields=self._unknown(obj),
             paused=paused(obj),
             own_address=own,
         )
         later = await self._report(key, obj, situation, pool)
-        timers = [timer for timer in (again, later, _first_reports(involved)) if timer is not None]
-        return min(timers, default=None)
+        return _earliest(again, later, _first_reports(involved))
 
     @staticmethod
     def _unknown(obj: Object) -> Sequence[str]:
         return unknown_fields(obj, InferenceModelSpec)
 
-    async def _service(self, key: Key, obj: Object, model: Model, *, own: bool) -> tuple[str, float | None]:
-        """Make, keep or remove the model's Service; returns what stands in its way and when to look again."""
+    async def _service(self, key: Key, obj: Object, model: Model) -> tuple[str, float | None]:
+        """Make or keep the model's Service; returns what stands in its way and when to look again."""
         world = self._world
         held = world.caches[SERVICES].get(key.namespace, key.name)
-        owned = endpoints.ownership(held, uid=model.uid)
-        if not own:
-            if held is not None and owned is Ownership.OURS and "deletionTimestamp" not in held["metadata"]:
-                await self._clear_slices(key)
-                await delete(world, SERVICES, held, by=key)
-            return "", None
-        if owned is Ownership.FORMER:
+        if endpoints.ownership(held, uid=model.uid) is Ownership.FORMER:
             text = f"Service '{key.name}' belongs to an earlier InferenceModel of this name and is waited for to go"
             return text, _FORMER_SECONDS
         text = await ensure(
@@ -147,16 +145,26 @@ class ModelReconciler:
         for body in plan.write:
             obstacle = await ensure(world, ENDPOINT_SLICES, body, uid=model.uid, by=key) or obstacle
         for stale in plan.delete:
-            await delete(world, ENDPOINT_SLICES, stale, by=key)
+            obstacle = await delete(world, ENDPOINT_SLICES, stale, by=key) or obstacle
         return obstacle
 
-    async def _clear_slices(self, key: Key) -> None:
-        """Remove the endpoints of a model that nobody serves; its Service keeps its address."""
-        world = self._world
+    async def _withdraw(self, key: Key, model: Model) -> str:
+        """Remove the Service of a model that is called at the pool's; returns why something of it is left."""
+        obstacle = await self._clear_slices(key)
+        held = self._world.caches[SERVICES].get(key.namespace, key.name)
+        ours = endpoints.ownership(held, uid=model.uid) is Ownership.OURS
+        if held is not None and ours and "deletionTimestamp" not in held["metadata"]:
+            obstacle = await delete(self._world, SERVICES, held, by=key) or obstacle
+        return obstacle
+
+    async def _clear_slices(self, key: Key) -> str:
+        """Remove the endpoints of a model, and not its Service, which keeps its address; returns why some are left."""
+        world, obstacle = self._world, ""
         obj = world.caches[MODELS].get(key.namespace, key.name)
         for held in world.caches[ENDPOINT_SLICES].group("service", key.namespace, key.name):
             if obj is not None and naming.owner_uid(held) == obj["metadata"]["uid"]:
-                await delete(world, ENDPOINT_SLICES, held, by=key)
+                obstacle = await delete(world, ENDPOINT_SLICES, held, by=key) or obstacle
+        return obstacle
 
     async def _report(self, key: Key, obj: Object, situation: Situation, pool: Pool | None) -> float | None:
         world = self._world
@@ -187,6 +195,10 @@ class ModelReconciler:
         if written:
             figures_at[uid] = world.clock()
         return max(0.5, world.options.figures_seconds - waited) if written is None else None
+
+
+def _earliest(*timers: float | None) -> float | None:
+    return min((timer for timer in timers if timer is not None), default=None)
 
 
 def _own_address(budget: Object, pool: Pool) -> bool:

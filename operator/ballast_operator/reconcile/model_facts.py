@@ -26,7 +26,7 @@ _PROGRESS: Final = {
 
 def facts(now: Situation, existing: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
     """The conditions of a model."""
-    degraded = _dropped(now.unknown_fields)
+    degraded = _dropped(now.unknown_fields) or _in_the_way(now)
     if isinstance(now.verdict, Rejection):
         refusal = no(now.verdict.reason, now.verdict.message)
         return _ordered(refusal, refusal, refusal, refusal, degraded or no(Reason.AS_EXPECTED))
@@ -60,6 +60,11 @@ def _dropped(sentences: Sequence[str]) -> Fact | None:
     if not sentences:
         return None
     return yes(Reason.UNKNOWN_FIELD, "applied, and dropped by the API server: " + "; ".join(sentences))
+
+
+def _in_the_way(now: Situation) -> Fact | None:
+    text = now.conflict or now.leftover
+    return yes(Reason.SERVICE_CONFLICT, text) if text else None
 
 
 def _placed(now: Situation, model: Model, copies: Sequence[Copy]) -> Fact:
@@ -130,8 +135,6 @@ def _ready(now: Situation, model: Model, loaded: Fact, placed: Fact) -> Fact:
 
 
 def _degraded(now: Situation, model: Model, copies: Sequence[Copy], ready: Fact) -> Fact:
-    if now.conflict:
-        return yes(Reason.SERVICE_CONFLICT, now.conflict)
     for copy in copies:
         if copy.failure is not None:
             return yes(_word(copy.failure.reason), f"worker {copy.name}: {copy.failure.message}")

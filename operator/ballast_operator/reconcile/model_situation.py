@@ -30,6 +30,8 @@ class Situation:
     crowding: str = ""
     """That it is swapped, because not everything on its worker fits at once."""
     conflict: str = ""
+    leftover: str = ""
+    """Why something of its own address that nobody should call any more is still there."""
     bundle: Bundle | None = None
     unknown_fields: Sequence[str] = ()
     paused: bool = False

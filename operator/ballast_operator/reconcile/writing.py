@@ -71,7 +71,7 @@ async def ensure(world: World, resource: Resource, body: Object, *, uid: str, by
     """
     try:
         return await _ensure(world, resource, body, uid=uid, by=by)
-    except (errors.Forbidden, errors.Invalid) as error:
+    except errors.Refused as error:
         return f"the API server refuses {resource.kind} '{body['metadata']['name']}': {error.message}"
 
 
@@ -100,17 +100,20 @@ async def _ensure(world: World, resource: Resource, body: Object, *, uid: str, b
     return ""
 
 
-async def delete(world: World, resource: Resource, obj: Object, *, by: Key) -> None:
-    """Delete this very object; another that took its name stays."""
+async def delete(world: World, resource: Resource, obj: Object, *, by: Key) -> str:
+    """Delete this very object, not another that took its name; returns why the API server refuses that, or nothing."""
     metadata = obj["metadata"]
     try:
         await world.client.delete(
             resource, metadata["namespace"], metadata["name"], uid=metadata["uid"], priority=Priority.READY
         )
     except errors.Conflict:
-        return
+        return ""
+    except errors.Refused as error:
+        return f"the API server refuses to delete {resource.kind} '{metadata['name']}': {error.message}"
     if not metadata.get("finalizers"):
         world.observe(resource, "DELETED", obj, by=by)
+    return ""
 
 
 async def write_status(

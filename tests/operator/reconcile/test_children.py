@@ -35,6 +35,11 @@ def refuse(scene: Scene, kind: Resource, error: errors.ApiError, *, name: str = 
     scene.api.admit = admit
 
 
+def keep(scene: Scene, kind: Resource, error: errors.ApiError) -> None:
+    """From now on nothing of a kind goes."""
+    scene.api.admit = lambda resource, _, after: error if resource == kind and after is None else None
+
+
 @pytest.mark.parametrize("error", [QUOTA, POLICY], ids=["quota", "policy"])
 @pytest.mark.parametrize("kind", [SERVICES, DISRUPTION_BUDGETS], ids=lambda kind: kind.plural)
 def test_a_new_pool_has_its_pods_and_a_status_where_what_stands_around_them_is_refused(
@@ -132,6 +137,59 @@ def test_a_model_whose_endpoints_are_refused_says_so(scene: Scene, error: errors
     status, _, message = scene.said(MODELS, "ada", "Degraded")
     assert status == "True"
     assert error.message in message
+
+
+KEPT = [QUOTA, POLICY, errors.from_answer(413, {"message": "a policy finds it too large"})]
+
+
+@pytest.mark.parametrize("error", KEPT, ids=lambda e: str(e.status))
+@pytest.mark.parametrize("kind", [SERVICES, ENDPOINT_SLICES], ids=lambda kind: kind.plural)
+def test_a_model_whose_own_address_may_not_go_is_ready_at_the_pool_s_and_says_what_is_left(
+    scene: Scene, kind: Resource, error: errors.ApiError
+):
+    scene.budget()
+    scene.model("ada")
+    scene.leads()
+    keep(scene, kind, error)
+    scene.budget(serving={"addresses": "pool"})
+    scene.passes(60)
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
+    status, reason, message = scene.said(MODELS, "ada", "Degraded")
+    assert (status, reason) == ("True", "ServiceConflict")
+    assert f"refuses to delete {kind.kind} 'ada" in message
+    assert error.message in message
+    assert scene.said(BUDGETS, BUDGET, "Degraded")[0] == "False"
+    assert scene.runs("model/ns/ada") < 30
+    scene.api.admit = lambda *_: None
+    scene.passes(30)
+    assert scene.said(MODELS, "ada", "Degraded")[0] == "False"
+    assert [s["metadata"]["name"] for s in scene.api.all(SERVICES) if "ada" in s["metadata"]["name"]] == []
+    assert scene.api.all(ENDPOINT_SLICES) == []
+
+
+@pytest.mark.parametrize("error", KEPT, ids=lambda e: str(e.status))
+def test_a_model_whose_endpoints_may_not_go_says_so_when_it_is_refused_or_asked_for_no_more(
+    scene: Scene, error: errors.ApiError
+):
+    scene.budget()
+    scene.model("ada")
+    scene.model("ben")
+    scene.leads()
+    keep(scene, ENDPOINT_SLICES, error)
+    scene.model("ada", replicas=0)
+    scene.model("ben", budgetRef={"name": "nowhere"})
+    scene.passes(30)
+    assert scene.said(MODELS, "ada", "Ready")[:2] == ("False", "NotRequested")
+    assert scene.said(MODELS, "ben", "Ready")[:2] == ("False", "BudgetNotFound")
+    for name in ("ada", "ben"):
+        status, reason, message = scene.said(MODELS, name, "Degraded")
+        assert (status, reason) == ("True", "ServiceConflict")
+        assert error.message in message
+    scene.api.admit = lambda *_: None
+    scene.passes(30)
+    assert scene.api.all(ENDPOINT_SLICES) == []
+    assert scene.said(MODELS, "ada", "Degraded")[0] == "False"
+    assert scene.said(MODELS, "ben", "Degraded")[0] == "False"
 
 
 def theirs(scene: Scene, resource: Resource, name: str) -> None:
