@@ -63,7 +63,7 @@ class Reason(StrEnum):
     MODEL_STORE_NOT_FOUND = "ModelStoreNotFound"
     """The uri names a claim that the WeightBudget does not list under modelStores."""
     PODS_FORBIDDEN = "PodsForbidden"
-    """The API server refuses the worker pods."""
+    """The API server refuses the worker pods, or to delete them."""
     INVALID_POD_TEMPLATE = "InvalidPodTemplate"
     """The API server finds the worker pods invalid."""
     UNSCHEDULABLE = "Unschedulable"
@@ -101,6 +101,9 @@ class Reason(StrEnum):
     SECRET_CONFLICT = "SecretConflict"  # noqa: S105 - a reason, no secret
     """The Secret that workers need for their certificate was not made by Ballast, and is left alone; or the API server refuses
     ours."""
+    CONFIG_MAP_CONFLICT = "ConfigMapConflict"
+    """The ConfigMap with the workers' configuration was not made by Ballast, and is left alone; or the API server refuses ours,
+    or to delete it."""
     INVALID_SPEC = "InvalidSpec"
     """The spec breaks a rule that the schema cannot express."""
     COMMAND_REFUSED = "CommandRefused"

@@ -116,8 +116,8 @@ class BudgetReconciler:
         wanted = _wanted(obj, verdict, template)
         models = roster.accepted(world, obj, pool)
         timers = [placing.sample_seconds(len(models))] if found or verdict.workers.replicas else []
-        timers += [_FOREIGN_SECONDS] if pool.conflict else []
         timers += await self._pods(key, obj, pool, verdict, template, wanted, models)
+        timers += [_FOREIGN_SECONDS] if pool.conflict or pool.undeleted else []
         found = crew.members(world, obj)
         timers += await self._placement.run(key, obj, pool, verdict, models, found)
         again = await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=wanted, models=models)
@@ -168,7 +168,7 @@ class BudgetReconciler:
                 plan = PodPlan(create=plan.create, delete=plan.delete)
         pool.draining = frozenset(pod.uid for pod in plan.drain)
         await crew.carry_out(world, obj, pool, template, plan, by=key)
-        await crew.drop_old_configs(world, obj, template, crew.members(world, obj), by=key)
+        await crew.drop_old_configs(world, obj, pool, template, crew.members(world, obj), by=key)
         pool.unshared = await stores.trouble(world, key.namespace, spec, found)
         tend = await host_pools.tend(world, obj, pool, crew.members(world, obj), shared=is_shared(spec))
         timers = [tend] if tend is not None else []

@@ -186,6 +186,8 @@ def _degraded(now: Situation, workers: Fact) -> Fact:
         )
     if now.conflict:
         return yes(Reason.SERVICE_CONFLICT, now.conflict)
+    if now.undeleted is not None:
+        return yes(now.undeleted.reason, now.undeleted.message)
     if now.unrouted:
         return yes(Reason.ROUTE_NOT_SERVED, now.unrouted)
     if now.crowded:

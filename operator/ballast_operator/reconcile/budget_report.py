@@ -59,6 +59,7 @@ async def report(
         now=world.clock(),
         wanted=wanted,
         creation=pool.creation or pool.unshared,
+        undeleted=pool.undeleted,
         blocked=pool.blocked,
         fragmented_since=pool.fragmented_since,
         models=holding.models_held(pool.holders),

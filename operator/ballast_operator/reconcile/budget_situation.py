@@ -19,7 +19,7 @@ FRAGMENTED_PERCENT: Final = 50
 class Situation:
     """Everything that a budget's status is made of.
 
-    `creation` is why no pod can be made; `blocked` why an update waits; `fragmented_since` when each worker's memory
+    `creation` is why no pod can be made; `undeleted` why something that should go is still there; `blocked` why an update waits; `fragmented_since` when each worker's memory
     was first seen in pieces, by uid, on the clock of `now`; `models` counts what each worker holds.
     """
 
@@ -29,6 +29,7 @@ class Situation:
     now: float
     wanted: Wanted | None = None
     creation: Trouble | None = None
+    undeleted: Trouble | None = None
     blocked: str = ""
     fragmented_since: Mapping[str, float] = field(default_factory=dict)
     models: Mapping[str, int] = field(default_factory=dict)

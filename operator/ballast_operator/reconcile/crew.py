@@ -94,19 +94,23 @@ def all_trust(world: World, authorities: str) -> bool:
 async def carry_out(world: World, budget: Object, pool: Pool, template: Template, plan: PodPlan, *, by: Key) -> None:
     """Delete and create pods."""
     namespace, uid = budget["metadata"]["namespace"], budget["metadata"]["uid"]
-    if any(pod.finished for pod, _ in plan.delete):  # pods that a node turns away at once would be made without end
-        pool.failed_in_a_row += 1
-        pool.create_after = world.clock() + min(_MOST_PATIENT_SECONDS, 2.0 ** min(pool.failed_in_a_row, 10))
-    elif pool.failed_in_a_row and plan == PodPlan() and _all_ready(world, budget):
+    if pool.failed_in_a_row and plan == PodPlan() and _all_ready(world, budget):
         pool.failed_in_a_row = 0
+    pool.undeleted, turned_away = None, False
     for pod, cause in plan.delete:
         held = world.caches[PODS].get(namespace, pod.name)
         if held is None or held["metadata"]["uid"] != pod.uid:
             continue
-        await _delete_pod(world, held, by=by)
+        refusal = await _delete_pod(world, held, by=by)
+        if refusal:
+            pool.undeleted = Trouble(Reason.PODS_FORBIDDEN, refusal)
+            continue
+        turned_away |= pod.finished
         world.events.post(
             budget, BUDGETS.kind, "Normal", Reason.WORKER_DELETED, "Delete", f"deleted {pod.name}: {cause}"
         )
+    if turned_away:  # pods that a node turns away at once would be made without end
+        _put_off(world, pool, most=_MOST_PATIENT_SECONDS)
     if plan.create <= 0:
         pool.creation = None
         return
@@ -124,7 +128,8 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
     )
     obstacle = await ensure(world, CONFIG_MAPS, config, uid=uid, by=by)
     if obstacle:
-        pool.creation, pool.create_after = Trouble(Reason.PENDING, obstacle), world.clock() + 1.0
+        pool.creation = Trouble(Reason.CONFIG_MAP_CONFLICT, obstacle)
+        _put_off(world, pool, most=_CREATE_AGAIN_SECONDS)
         return
     token = budget["metadata"].get("annotations", {}).get(names.ANNOTATION_UPDATE, "")
     created = 0
@@ -137,7 +142,7 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
             ]
             await _create(world, budget, bodies, by=by)
             created += count
-    except (errors.Forbidden, errors.Invalid) as error:
+    except errors.Refused as error:
         forbidden = isinstance(error, errors.Forbidden)
         pool.namespace_ending = isinstance(error, errors.Forbidden) and error.namespace_ending
         reason = Reason.PODS_FORBIDDEN if forbidden else Reason.INVALID_POD_TEMPLATE
@@ -146,6 +151,12 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
         pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
         return
     pool.creation = None
+
+
+def _put_off(world: World, pool: Pool, *, most: float) -> None:
+    """Make no pod for twice as long as the last time."""
+    pool.failed_in_a_row += 1
+    pool.create_after = world.clock() + min(most, 2.0 ** min(pool.failed_in_a_row, 10))
 
 
 def _all_ready(world: World, budget: Object) -> bool:
@@ -170,22 +181,28 @@ async def _create(world: World, budget: Object, bodies: Sequence[Object], *, by:
         raise failed[0]
 
 
-async def _delete_pod(world: World, held: Object, *, by: Key) -> None:
+async def _delete_pod(world: World, held: Object, *, by: Key) -> str:
+    """Returns why the API server refuses that, or nothing."""
     metadata = held["metadata"]
     try:
         await world.client.delete(
             PODS, metadata["namespace"], metadata["name"], uid=metadata["uid"], priority=Priority.READY
         )
     except errors.Conflict:
-        return
+        return ""
+    except errors.Refused as error:
+        return f"the API server refuses to delete pod {metadata['name']}: {error.message}"
     try:  # it goes on existing until it has ended; not counting it as a worker any more must not wait for the watch
         now = await world.client.get(PODS, metadata["namespace"], metadata["name"])
         world.observe(PODS, None, now, by=by)
     except errors.NotFound:
         world.observe(PODS, "DELETED", held, by=by)
+    return ""
 
 
-async def drop_old_configs(world: World, budget: Object, template: Template, found: Sequence[Pod], *, by: Key) -> None:
+async def drop_old_configs(
+    world: World, budget: Object, pool: Pool, template: Template, found: Sequence[Pod], *, by: Key
+) -> None:
     """Delete configurations that neither the template nor any pod uses."""
     namespace, name = budget["metadata"]["namespace"], budget["metadata"]["name"]
     used = {template.config_name, *(pod.config_name for pod in found)}
@@ -193,7 +210,9 @@ async def drop_old_configs(world: World, budget: Object, template: Template, fou
         metadata = held["metadata"]
         is_config = metadata.get("labels", {}).get("app.kubernetes.io/component") == "config"
         if is_config and naming.owner_uid(held) == budget["metadata"]["uid"] and metadata["name"] not in used:
-            await delete(world, CONFIG_MAPS, held, by=by)
+            refusal = await delete(world, CONFIG_MAPS, held, by=by)
+            if refusal:
+                pool.undeleted = pool.undeleted or Trouble(Reason.CONFIG_MAP_CONFLICT, refusal)
 
 
 def release_idle(world: World, pool: Pool, crew: Crew, holding: frozenset[str], *, by: Key) -> None:

@@ -65,7 +65,7 @@ async def finish(world: World, obj: Object, pool: Pool, pods: Sequence[Pod], *, 
     used = host_pools.note(pool, pods, now=world.clock())
     if waited < limit:
         if pods:
-            await _end(world, metadata["namespace"], pods)
+            await _end(world, obj, pods)
         await host_pools.remove(world, obj, pool, sorted(pool.host_nodes.keys() - used))
         if pods or pool.host_nodes:
             return _LOOK_SECONDS
@@ -88,7 +88,8 @@ async def finish(world: World, obj: Object, pool: Pool, pods: Sequence[Pod], *, 
     return None
 
 
-async def _end(world: World, namespace: str, pods: Sequence[Pod]) -> None:
+async def _end(world: World, obj: Object, pods: Sequence[Pod]) -> None:
+    namespace = obj["metadata"]["namespace"]
     going = [pod for pod in pods if not pod.terminating]
     for pod in going:
         try:
@@ -97,6 +98,9 @@ async def _end(world: World, namespace: str, pods: Sequence[Pod]) -> None:
             )
         except errors.Conflict:
             continue
+        except errors.Refused as error:
+            note = f"the API server refuses to delete pod {pod.name}: {error.message}"
+            world.events.post(obj, BUDGETS.kind, "Warning", Reason.PODS_FORBIDDEN, "Delete", note)
     links = [link for pod in pods if (link := world.fleet.link(pod.uid)) is not None]
     await asyncio.gather(*(_release(link) for link in links))
 

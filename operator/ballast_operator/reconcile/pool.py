@@ -110,9 +110,11 @@ class Pool:
     creation: Trouble | None = None
     unshared: Trouble | None = None
     """A model store that only one node can mount keeps workers from starting."""
+    undeleted: Trouble | None = None
+    """Why a pod or a configuration that should go is still there."""
     create_after: float = 0.0
     failed_in_a_row: int = 0
-    """Times that pods ended for good since all were last as wanted and ready."""
+    """Times that pods ended for good, or could get no configuration, since all were last as wanted and ready."""
     blocked: str = ""
     conflict: str = ""
     """What is in the way of the pool's children."""

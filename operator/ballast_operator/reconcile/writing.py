@@ -57,6 +57,7 @@ _POOL_TROUBLES: Final = frozenset(
         Reason.CERTIFICATE_REFUSED,
         Reason.EPOCH_REFUSED,
         Reason.SECRET_CONFLICT,
+        Reason.CONFIG_MAP_CONFLICT,
         Reason.SHM_TOO_SMALL,
     }
 )

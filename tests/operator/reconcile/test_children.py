@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -33,11 +34,6 @@ def refuse(scene: Scene, kind: Resource, error: errors.ApiError, *, name: str = 
         return error if refused else None
 
     scene.api.admit = admit
-
-
-def keep(scene: Scene, kind: Resource, error: errors.ApiError) -> None:
-    """From now on nothing of a kind goes."""
-    scene.api.admit = lambda resource, _, after: error if resource == kind and after is None else None
 
 
 @pytest.mark.parametrize("error", [QUOTA, POLICY], ids=["quota", "policy"])
@@ -76,12 +72,33 @@ def test_a_pool_whose_configuration_is_refused_says_why_it_has_no_pods(scene: Sc
     scene.model("ada")
     scene.leads()
     assert scene.api.all(PODS) == []
-    status, _, message = scene.said(BUDGETS, BUDGET, "WorkersReady")
-    assert status == "False"
-    assert error.message in message
-    status, _, message = scene.said(MODELS, "ada", "Ready")
-    assert status == "False"
-    assert error.message in message
+    for resource, name, type_ in ((BUDGETS, BUDGET, "WorkersReady"), (MODELS, "ada", "Ready")):
+        status, reason, message = scene.said(resource, name, type_)
+        assert (status, reason) == ("False", "ConfigMapConflict")
+        assert error.message in message
+    assert ("Warning", "ConfigMapConflict") in {(event["type"], event["reason"]) for event in scene.api.events}
+    scene.api.admit = lambda *_: None
+    scene.passes(40)
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
+
+
+def test_a_configuration_that_is_refused_is_tried_ever_more_seldom(scene: Scene):
+    tried: list[float] = []
+
+    def admit(resource: Resource, *_: Any) -> errors.ApiError | None:
+        if resource != CONFIG_MAPS:
+            return None
+        tried.append(scene.loop.time())
+        return QUOTA
+
+    scene.api.admit = admit
+    scene.budget()
+    scene.leads()
+    scene.passes(120)
+    gaps = [after - before for before, after in itertools.pairwise(tried)]
+    assert len(gaps) > 6
+    assert min(gaps) > 1.5
+    assert all(14 < gap < 17 for gap in gaps[4:])
 
 
 def test_demand_that_cannot_be_kept_is_logged_and_models_are_placed(scene: Scene, caplog: pytest.LogCaptureFixture):
@@ -137,59 +154,6 @@ def test_a_model_whose_endpoints_are_refused_says_so(scene: Scene, error: errors
     status, _, message = scene.said(MODELS, "ada", "Degraded")
     assert status == "True"
     assert error.message in message
-
-
-KEPT = [QUOTA, POLICY, errors.from_answer(413, {"message": "a policy finds it too large"})]
-
-
-@pytest.mark.parametrize("error", KEPT, ids=lambda e: str(e.status))
-@pytest.mark.parametrize("kind", [SERVICES, ENDPOINT_SLICES], ids=lambda kind: kind.plural)
-def test_a_model_whose_own_address_may_not_go_is_ready_at_the_pool_s_and_says_what_is_left(
-    scene: Scene, kind: Resource, error: errors.ApiError
-):
-    scene.budget()
-    scene.model("ada")
-    scene.leads()
-    keep(scene, kind, error)
-    scene.budget(serving={"addresses": "pool"})
-    scene.passes(60)
-    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
-    status, reason, message = scene.said(MODELS, "ada", "Degraded")
-    assert (status, reason) == ("True", "ServiceConflict")
-    assert f"refuses to delete {kind.kind} 'ada" in message
-    assert error.message in message
-    assert scene.said(BUDGETS, BUDGET, "Degraded")[0] == "False"
-    assert scene.runs("model/ns/ada") < 30
-    scene.api.admit = lambda *_: None
-    scene.passes(30)
-    assert scene.said(MODELS, "ada", "Degraded")[0] == "False"
-    assert [s["metadata"]["name"] for s in scene.api.all(SERVICES) if "ada" in s["metadata"]["name"]] == []
-    assert scene.api.all(ENDPOINT_SLICES) == []
-
-
-@pytest.mark.parametrize("error", KEPT, ids=lambda e: str(e.status))
-def test_a_model_whose_endpoints_may_not_go_says_so_when_it_is_refused_or_asked_for_no_more(
-    scene: Scene, error: errors.ApiError
-):
-    scene.budget()
-    scene.model("ada")
-    scene.model("ben")
-    scene.leads()
-    keep(scene, ENDPOINT_SLICES, error)
-    scene.model("ada", replicas=0)
-    scene.model("ben", budgetRef={"name": "nowhere"})
-    scene.passes(30)
-    assert scene.said(MODELS, "ada", "Ready")[:2] == ("False", "NotRequested")
-    assert scene.said(MODELS, "ben", "Ready")[:2] == ("False", "BudgetNotFound")
-    for name in ("ada", "ben"):
-        status, reason, message = scene.said(MODELS, name, "Degraded")
-        assert (status, reason) == ("True", "ServiceConflict")
-        assert error.message in message
-    scene.api.admit = lambda *_: None
-    scene.passes(30)
-    assert scene.api.all(ENDPOINT_SLICES) == []
-    assert scene.said(MODELS, "ada", "Degraded")[0] == "False"
-    assert scene.said(MODELS, "ben", "Degraded")[0] == "False"
 
 
 def theirs(scene: Scene, resource: Resource, name: str) -> None:

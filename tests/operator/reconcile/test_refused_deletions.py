@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API server does not let go of a pool and of its models."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.memory_cluster import BUDGET, NAMESPACE
+from helpers.memory_scene import Scene
+
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS, ENDPOINT_SLICES, MODELS, PODS, SERVICES, Resource
+
+REFUSALS = [
+    errors.Forbidden("a role lacks this right", status=403),
+    errors.Invalid("a policy finds it invalid", status=422),
+    errors.from_answer(413, {"message": "a policy finds it too large"}),
+]
+FORBIDDEN = REFUSALS[0]
+
+
+def keep(scene: Scene, kind: Resource, error: errors.ApiError) -> None:
+    """From now on nothing of a kind goes."""
+    scene.api.admit = lambda resource, _, after: error if resource == kind and after is None else None
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda e: str(e.status))
+@pytest.mark.parametrize("kind", [SERVICES, ENDPOINT_SLICES], ids=lambda kind: kind.plural)
+def test_a_model_whose_own_address_may_not_go_is_ready_at_the_pool_s_and_says_what_is_left(
+    scene: Scene, kind: Resource, error: errors.ApiError
+):
+    scene.budget()
+    scene.model("ada")
+    scene.leads()
+    keep(scene, kind, error)
+    scene.budget(serving={"addresses": "pool"})
+    scene.passes(60)
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
+    status, reason, message = scene.said(MODELS, "ada", "Degraded")
+    assert (status, reason) == ("True", "ServiceConflict")
+    assert f"refuses to delete {kind.kind} 'ada" in message
+    assert error.message in message
+    assert scene.said(BUDGETS, BUDGET, "Degraded")[0] == "False"
+    assert scene.runs("model/ns/ada") < 30
+    scene.api.admit = lambda *_: None
+    scene.passes(30)
+    assert scene.said(MODELS, "ada", "Degraded")[0] == "False"
+    assert [s["metadata"]["name"] for s in scene.api.all(SERVICES) if "ada" in s["metadata"]["name"]] == []
+    assert scene.api.all(ENDPOINT_SLICES) == []
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda e: str(e.status))
+def test_a_model_whose_endpoints_may_not_go_says_so_when_it_is_refused_or_asked_for_no_more(
+    scene: Scene, error: errors.ApiError
+):
+    scene.budget()
+    scene.model("ada")
+    scene.model("ben")
+    scene.leads()
+    keep(scene, ENDPOINT_SLICES, error)
+    scene.model("ada", replicas=0)
+    scene.model("ben", budgetRef={"name": "nowhere"})
+    scene.passes(30)
+    assert scene.said(MODELS, "ada", "Ready")[:2] == ("False", "NotRequested")
+    assert scene.said(MODELS, "ben", "Ready")[:2] == ("False", "BudgetNotFound")
+    for name in ("ada", "ben"):
+        status, reason, message = scene.said(MODELS, name, "Degraded")
+        assert (status, reason) == ("True", "ServiceConflict")
+        assert error.message in message
+    scene.api.admit = lambda *_: None
+    scene.passes(30)
+    assert scene.api.all(ENDPOINT_SLICES) == []
+    assert scene.said(MODELS, "ada", "Degraded")[0] == "False"
+    assert scene.said(MODELS, "ben", "Degraded")[0] == "False"
+
+
+def test_a_pool_goes_on_where_a_configuration_that_nobody_uses_may_not_go(scene: Scene):
+    scene.budget()
+    scene.model("ada")
+    scene.leads()
+    keep(scene, CONFIG_MAPS, FORBIDDEN)
+    scene.budget(device={"scratch": "64Mi"})
+    scene.passes(60)
+    scene.model("ben")
+    scene.passes(30)
+    assert scene.said(BUDGETS, BUDGET, "UpToDate")[0] == "True"
+    assert scene.said(MODELS, "ben", "Ready")[0] == "True"
+    status, reason, message = scene.said(BUDGETS, BUDGET, "Degraded")
+    assert (status, reason) == ("True", "ConfigMapConflict")
+    assert FORBIDDEN.message in message
+    scene.api.admit = lambda *_: None
+    scene.passes(30)
+    assert scene.said(BUDGETS, BUDGET, "Degraded")[0] == "False"
+
+
+def test_a_pool_whose_pods_may_not_go_says_so_and_goes_on(scene: Scene):
+    scene.budget(replicas=2)
+    scene.leads()
+    keep(scene, PODS, FORBIDDEN)
+    scene.budget(replicas=1)
+    scene.model("ada")
+    scene.passes(60)
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
+    status, reason, message = scene.said(BUDGETS, BUDGET, "Degraded")
+    assert (status, reason) == ("True", "PodsForbidden")
+    assert FORBIDDEN.message in message
+    assert all(event["reason"] != "WorkerDeleted" for event in scene.api.events)
+    scene.api.admit = lambda *_: None
+    scene.passes(30)
+    assert len(scene.api.all(PODS)) == 1
+    assert scene.said(BUDGETS, BUDGET, "Degraded")[0] == "False"
+
+
+def test_a_pod_that_ended_and_may_not_go_is_replaced(scene: Scene):
+    scene.cluster.kubelets_look = False
+    scene.budget()
+    scene.leads()
+    keep(scene, PODS, FORBIDDEN)
+    [pod] = scene.api.all(PODS)
+    scene.api.set_status(PODS, NAMESPACE, pod["metadata"]["name"], {"phase": "Failed", "conditions": []})
+    scene.passes(60)
+    assert len(scene.api.all(PODS)) == 2
+    assert scene.said(BUDGETS, BUDGET, "WorkersReady")[0] == "True"
+
+
+def test_workers_of_a_deleted_pool_are_told_although_their_pods_may_not_go(scene: Scene):
+    scene.budget(replicas=2)
+    scene.leads()
+    keep(scene, PODS, FORBIDDEN)
+    scene.api.end(BUDGETS, NAMESPACE, BUDGET)
+    scene.passes(10)
+    assert all("Release" in dict(worker.log) for worker in scene.cluster.live())
+    told = [event["note"] for event in scene.api.events if event["reason"] == "PodsForbidden"]
+    assert len(told) == len(scene.cluster.live()) == 2
+    assert all(FORBIDDEN.message in note for note in told)
