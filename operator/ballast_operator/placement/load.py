@@ -149,7 +149,6 @@ class Load:
             compute=self.compute,
             pinned_bytes=self.pinned,
             swapped_bytes=self.held - self.pinned - self.code,
-            largest_swapped_bytes=self.largest,
             code_bytes=self.code,
             models=len(self.models),
         )

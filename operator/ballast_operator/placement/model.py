@@ -109,7 +109,7 @@ class ModelPlacement:
         share: Device seconds per second that each copy brings to its worker.
         oversubscribed: A chosen worker holds more than fits on its device at once; what is not pinned there is swapped.
         reason: None when every wanted copy has a worker.
-        message: What, value, limit and remedy; empty without a reason.
+        message: With a reason what, value, limit and remedy; else that it is swapped, where it is.
     """
 
     workers: tuple[str, ...]
@@ -128,7 +128,6 @@ class WorkerLoad:
         score: The larger of compute and memory, as multiples of an even spread where the pool's models cannot all fit at once;
             of compute alone where reloads are estimated.
         swapped_bytes: Weights of all models on it that are not pinned.
-        largest_swapped_bytes: The largest of them, which has to find room beside what is pinned.
     """
 
     capacity_bytes: int | None
@@ -136,7 +135,6 @@ class WorkerLoad:
     compute: float
     pinned_bytes: int
     swapped_bytes: int
-    largest_swapped_bytes: int
     code_bytes: int
     models: int
 

@@ -82,7 +82,7 @@ async def place(world: World, pool: Pool, spec: WeightBudgetSpec, inputs: Inputs
 
     A model that finds no room keeps the workers that still serve it: nothing is gained by taking it away.
     """
-    packing = run_pack(pool, spec, inputs, settled=settled)
+    packing = _run_pack(pool, spec, inputs, settled=settled)
     known = {worker.name for worker in inputs.capacities}
     changed: dict[str, tuple[str, ...]] = {}
     for uid, placement in packing.placements.items():
@@ -104,7 +104,7 @@ async def place(world: World, pool: Pool, spec: WeightBudgetSpec, inputs: Inputs
     return packing
 
 
-def run_pack(
+def _run_pack(
     pool: Pool,
     spec: WeightBudgetSpec,
     inputs: Inputs,
@@ -126,7 +126,7 @@ def run_pack(
 
 def stranded(pool: Pool, spec: WeightBudgetSpec, inputs: Inputs, worker: str) -> str:
     """Why the models of a worker would not fit elsewhere; nothing when they would."""
-    packing = run_pack(pool, spec, inputs, settled=True, without=frozenset({worker}))
+    packing = _run_pack(pool, spec, inputs, settled=True, without=frozenset({worker}))
     names_of = {model.uid: model.name for model in inputs.models}
     for uid, placement in packing.placements.items():
         if worker in pool.targets.get(uid, ()) and placement.reason is Reason.INSUFFICIENT_DEVICE_MEMORY:

@@ -124,7 +124,7 @@ class BudgetReconciler:
         return min([*timers, *([again] if again is not None else [])], default=None)
 
     async def _children(self, key: Key, obj: Object, pool: Pool) -> None:
-        owner = naming.owner(BUDGETS.kind, obj)
+        owner = naming.owner(BUDGETS, obj)
         obstacles = [
             await ensure(self._world, resource, body, uid=pool.uid, by=key)
             for resource, body in children(key.name, key.namespace, owner)

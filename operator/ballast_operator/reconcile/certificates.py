@@ -164,7 +164,7 @@ class Certificates:
         owners = [
             owner
             for budget in self._budgets().get(namespace, ())
-            for owner in naming.owner(BUDGETS.kind, budget, controls=False)
+            for owner in naming.owner(BUDGETS, budget, controls=False)
         ]
         body = self._body(held, namespace, names.WORKER_CERTIFICATE, data, owners)
         return None if body == held else body

@@ -122,7 +122,7 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
         pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
         return
     name = budget["metadata"]["name"]
-    owner = naming.owner(BUDGETS.kind, budget)
+    owner = naming.owner(BUDGETS, budget)
     config = template.config_map(
         namespace=namespace, labels=naming.labels(component="config", budget=name), owner=owner
     )

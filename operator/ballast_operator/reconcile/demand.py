@@ -10,7 +10,7 @@ from typing import Any, Final
 from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
-from ballast_operator.cluster.resources import CONFIG_MAPS
+from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS
 from ballast_operator.placement.cadence import repack_due
 from ballast_operator.placement.demand import Counters, Demand, WorkerModel, fold, since
 from ballast_operator.reconcile import naming
@@ -84,7 +84,7 @@ async def store(world: World, budget: Object, pool: Pool, *, by: Key) -> None:
             "name": naming.demand_map(name),
             "namespace": namespace,
             "labels": naming.labels(component="demand", budget=name),
-            "ownerReferences": naming.owner("WeightBudget", budget),
+            "ownerReferences": naming.owner(BUDGETS, budget),
         },
         "data": {_KEY: json.dumps(kept, sort_keys=True)},
     }

@@ -92,7 +92,7 @@ def plan_slices(
     bodies = {body["metadata"]["name"]: body for body in _slices(model, wanted, owner)}
     held = {obj["metadata"]["name"]: obj for obj in existing}
     return SlicePlan(
-        write=tuple(body for name, body in bodies.items() if not _same(held.get(name), body)),
+        write=tuple(body for name, body in bodies.items() if not naming.contains(held.get(name), body)),
         delete=tuple(obj for name, obj in held.items() if name not in bodies),
     )
 
@@ -162,7 +162,3 @@ def _slice(model: Model, family: str, name: str, endpoints: list[Object], owner:
         ],
         "endpoints": endpoints,
     }
-
-
-def _same(held: Object | None, wanted: Object) -> bool:
-    return held is not None and naming.contains(held, wanted)

@@ -34,7 +34,7 @@ def route(budget: Object, ref: GatewayRef) -> Object:
         "name": service,
         "namespace": namespace,
         "labels": naming.labels(component="pool", budget=name),
-        "ownerReferences": naming.owner(BUDGETS.kind, budget),
+        "ownerReferences": naming.owner(BUDGETS, budget),
     }
     rules = [{"backendRefs": [{"name": service, "port": names.HTTP_PORT}]}]
     return {"metadata": metadata, "spec": {"parentRefs": [parent], "rules": rules}}

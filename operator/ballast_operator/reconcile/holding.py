@@ -26,13 +26,13 @@ _COMING: Final = frozenset({pb.MODEL_PHASE_PENDING, pb.MODEL_PHASE_BUILDING})
 """Phases of a model that a worker does not answer for yet, and will."""
 
 
-def note_generations(pool: Pool, crew: Crew) -> None:
+def _note_generations(pool: Pool, crew: Crew) -> None:
     """Stay above every generation that a worker has accepted."""
     reported = (w.view.assignment_generation for w in crew if w.view is not None and w.known)
     pool.generation = max(pool.generation, *reported, 0)
 
 
-def merge_reports(pool: Pool, models: Sequence[Model], crew: Crew) -> None:
+def _merge_reports(pool: Pool, models: Sequence[Model], crew: Crew) -> None:
     """Count models that a worker serves from an earlier assignment as held, once for each worker."""
     new = {worker.uid for worker in crew if worker.known} - pool.merged
     if not new:
@@ -66,7 +66,7 @@ def roll_out(world: World, pool: Pool, models: Sequence[Model], crew: Crew) -> t
 
     Returns the uids of workers that hold anything, and the seconds until a drain timer runs out.
     """
-    merge_reports(pool, models, crew)
+    _merge_reports(pool, models, crew)
     now = world.clock()
     rolls: dict[str, Rollout] = {}
     timers: list[float] = []
@@ -103,7 +103,7 @@ def _assign(world: World, pool: Pool, models: Sequence[Model], crew: Crew, rolls
         generation, before = pool.contents.get(worker.uid, (0, None))
         if content != before:
             if not raised:
-                note_generations(pool, crew)
+                _note_generations(pool, crew)
                 pool.generation += 1
                 raised = True
             generation = pool.generation

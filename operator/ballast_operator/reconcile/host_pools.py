@@ -118,7 +118,7 @@ async def _removed(world: World, place: Place, node: str) -> bool:
     Raises:
         _NotRemovedError: it could not; the next call makes another one.
     """
-    body = removal_pod(place, node, world.options)
+    body = _removal_pod(place, node, world.options)
     namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
     try:
         pod = await world.client.get(PODS, namespace, name)
@@ -156,7 +156,7 @@ def _name(place: Place, node: str) -> str:
     return f"ballast-host-pool-{hashlib.sha256(f'{place.uid}/{node}'.encode()).hexdigest()[:16]}"
 
 
-def removal_pod(place: Place, node: str, options: Options) -> Object:
+def _removal_pod(place: Place, node: str, options: Options) -> Object:
     """A pod that removes a pool from a node.
 
     It is in the operator's namespace: that of the budget may be on its way out, and then nothing can be made in it. It is

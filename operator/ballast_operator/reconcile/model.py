@@ -125,9 +125,7 @@ class ModelReconciler:
         if endpoints.ownership(held, uid=model.uid) is Ownership.FORMER:
             text = f"Service '{key.name}' belongs to an earlier InferenceModel of this name and is waited for to go"
             return text, _FORMER_SECONDS
-        text = await ensure(
-            world, SERVICES, endpoints.service(model, naming.owner(MODELS.kind, obj)), uid=model.uid, by=key
-        )
+        text = await ensure(world, SERVICES, endpoints.service(model, naming.owner(MODELS, obj)), uid=model.uid, by=key)
         return text, _FOREIGN_SECONDS if text else None
 
     async def _slices(self, key: Key, obj: Object, model: Model, involved: Sequence[Worker], rollout: Rollout) -> str:
@@ -140,7 +138,7 @@ class ModelReconciler:
             workers=involved,
             serve=rollout.serve,
             existing=ours,
-            owner=naming.owner(MODELS.kind, obj),
+            owner=naming.owner(MODELS, obj),
         )
         for body in plan.write:
             obstacle = await ensure(world, ENDPOINT_SLICES, body, uid=model.uid, by=key) or obstacle

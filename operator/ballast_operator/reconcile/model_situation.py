@@ -17,7 +17,7 @@ from ballast_operator.reconcile.workers import Worker
 class Situation:
     """Everything that a model's status is made of.
 
-    `workers` are all of the pool; `targets` names of pods that placement chose; `refused` verdicts of workers on their
+    `workers` are those that have it or are to have it; `targets` names of pods that placement chose; `refused` verdicts of workers on their
     assignments, by uid; `obstacle` why nothing could be placed; `conflict` what stands where the Service at which it is called should.
     """
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ballast_contract import names
 from ballast_operator.cluster.client import Object
-from ballast_operator.cluster.resources import BUDGETS, MANAGED_BY, MANAGED_LABEL, MODELS
+from ballast_operator.cluster.resources import BUDGETS, MANAGED_BY, MANAGED_LABEL, Resource
 
 ANNOTATION_SPEC_HASH: Final = f"{names.API_GROUP}/spec-hash"
 """On a pod: the part of its WeightBudget's spec that it was made from. Another hash means: replace it."""
@@ -65,13 +65,12 @@ def worker_selector(budget: str) -> dict[str, str]:
     return {names.LABEL_BUDGET: budget, "app.kubernetes.io/component": "worker"}
 
 
-def owner(kind: str, obj: Object, *, controls: bool = True) -> list[dict[str, Any]]:
+def owner(resource: Resource, obj: Object, *, controls: bool = True) -> list[dict[str, Any]]:
     """The owner reference to an object of ours: its controller, or one owner among others."""
-    resource = MODELS if kind == MODELS.kind else BUDGETS
     metadata = obj["metadata"]
     reference = {
         "apiVersion": resource.api_version,
-        "kind": kind,
+        "kind": resource.kind,
         "name": metadata["name"],
         "uid": metadata["uid"],
     }

@@ -23,7 +23,6 @@ DRAIN_SECONDS: Final = 5.0
 DELETION_SECONDS: Final = 20.0
 """How long the finalizer of a WeightBudget waits for worker pods to end and for host pools to be removed."""
 
-
 CERTIFICATE_SECONDS: Final = 60.0
 """Time between two looks at the certificates of the control channel."""
 

@@ -21,7 +21,6 @@ from ballast_operator.reconcile.workers import Crew, Worker
 GATHER_SECONDS: Final = 10.0
 """How long a placement waits for workers that are still starting, so that models do not move from one to the next."""
 
-
 SAMPLE_SECONDS: Final = 15.0
 _SAMPLE_SECONDS_PER_MODEL: Final = 0.012
 

@@ -27,7 +27,7 @@ _TEMPLATE_FAILURES: Final = frozenset({"CreateContainerConfigError", "CreateCont
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a pod does not run, in a word and a sentence."""
+    """What is wrong with a pod, or keeps it from being made or deleted, in a word and a sentence."""
 
     reason: Reason
     message: str

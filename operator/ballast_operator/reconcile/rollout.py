@@ -43,7 +43,7 @@ def roll(
 
     Args:
         model: the model.
-        workers: all workers of the pool.
+        workers: those of `targets` and `holders` that exist.
         targets: names of the pods that placement chose.
         holders: uids of workers that were last told to hold the model, or report it.
         exposed: uids of pods that the model's EndpointSlices call ready.

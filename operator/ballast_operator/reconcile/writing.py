@@ -156,7 +156,7 @@ async def write_status(
     answer = await world.client.apply_status(resource, whole, manager=MANAGED_BY, priority=priority)
     world.metrics.status_writes.labels(resource.plural, "urgent" if pressing else "figures").inc()
     world.observe(resource, None, answer, by=by)
-    announce(world, obj, resource.kind, facts, existing.get("conditions", ()))
+    _announce(world, obj, resource.kind, facts, existing.get("conditions", ()))
     return True
 
 
@@ -182,7 +182,7 @@ def declared(body: Mapping[str, Any], kind: str, stale: Sequence[str]) -> dict[s
     return found
 
 
-def announce(
+def _announce(
     world: World, obj: Object, kind: str, facts: Mapping[str, Fact], existing: Sequence[Mapping[str, Any]]
 ) -> None:
     """One Event for each condition that turned into something a person should know of."""

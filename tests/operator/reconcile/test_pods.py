@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_contract.reasons import Reason
+from ballast_operator.cluster.resources import BUDGETS
 from ballast_operator.reconcile import naming
 from ballast_operator.reconcile.pods import Trouble, Wanted, plan, read, worst
 
@@ -212,7 +213,7 @@ def test_a_pod_without_a_label_that_selects_it_stays_its_budgets_and_is_replaced
     pod["metadata"] |= {
         "labels": naming.labels(component="worker", budget="default"),
         "annotations": {naming.ANNOTATION_SPEC_HASH: "spec"},
-        "ownerReferences": naming.owner("WeightBudget", build.budget_object()),
+        "ownerReferences": naming.owner(BUDGETS, build.budget_object()),
     }
     assert not WANTED.outdated(dataclasses.replace(read(pod), template_hash="template"))
     del pod["metadata"]["labels"][lacking]
