@@ -71,6 +71,7 @@ class MemoryApi:
     async def apply_status(self, resource: Resource, body: Object, *, manager: str, **_: Any) -> Object:
         self._fault()
         held = self._same(resource, body)
+        self._admit(resource, held, body)
         self._managed[held["metadata"]["uid"], manager] = body["status"]
         status: dict[str, Any] = {}
         for (uid, _manager), part in self._managed.items():

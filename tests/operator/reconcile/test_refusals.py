@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server does not let go of a pool and of its models."""
+"""What the API server does not let go, take over or show of a pool and its models stands in the way of nothing else."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from helpers.memory_cluster import BUDGET, NAMESPACE
 from helpers.memory_scene import Scene
 
 from ballast_operator.cluster import errors
-from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS, ENDPOINT_SLICES, MODELS, PODS, SERVICES, Resource
+from ballast_operator.cluster.resources import (
+    BUDGETS,
+    CLAIMS,
+    CONFIG_MAPS,
+    ENDPOINT_SLICES,
+    MODELS,
+    PODS,
+    SERVICES,
+    Resource,
+)
+from ballast_operator.reconcile import stores
 
 REFUSALS = [
     errors.Forbidden("a role lacks this right", status=403),
@@ -132,3 +144,40 @@ def test_workers_of_a_deleted_pool_are_told_although_their_pods_may_not_go(scene
     told = [event["note"] for event in scene.api.events if event["reason"] == "PodsForbidden"]
     assert len(told) == len(scene.cluster.live()) == 2
     assert all(FORBIDDEN.message in note for note in told)
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda e: str(e.status))
+def test_a_model_whose_assignment_is_refused_keeps_no_other_from_its_worker(scene: Scene, error: errors.ApiError):
+    scene.api.admit = lambda resource, before, _: (
+        error if resource == MODELS and before["metadata"]["name"] == "ben" else None
+    )
+    scene.budget()
+    scene.model("ada")
+    scene.model("ben")
+    scene.leads()
+    scene.passes(30)
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
+    assert scene.said(BUDGETS, BUDGET, "Ready")[0] == "True"
+    assert scene.runs("budget/ns/default") < 30
+    scene.api.admit = lambda *_: None
+    scene.passes(60)
+    assert scene.said(MODELS, "ben", "Ready")[0] == "True"
+
+
+def test_a_claim_that_may_not_be_read_keeps_no_model_from_its_worker(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    get = scene.api.get
+
+    async def forbid(resource: Resource, namespace: str | None, name: str) -> Any:
+        if resource == CLAIMS:
+            asked.append(name)
+            raise FORBIDDEN
+        return await get(resource, namespace, name)
+
+    monkeypatch.setattr(stores, "suspects", lambda *_, **__: True)
+    monkeypatch.setattr(scene.api, "get", forbid)
+    scene.budget(modelStores=[{"persistentVolumeClaim": {"claimName": "models"}}])
+    scene.model("ada")
+    scene.leads()
+    assert "models" in asked
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
