@@ -176,13 +176,21 @@ class Client:
         grace_seconds: int | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> None:
-        """Delete this very object. One that is gone already is fine; another of the name is a Conflict."""
+        """Delete this very object. One that is gone already is fine; another of the name is a Conflict.
+
+        A policy may say no with the code of a conflict: that is Refused as any other no.
+        """
         body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         path = resource.path(namespace=namespace, name=name)
         try:
-            await self._call("delete", resource, "DELETE", path, {}, body, priority=priority)
+            try:
+                await self._call("delete", resource, "DELETE", path, {}, body, priority=priority)
+            except errors.Conflict as error:
+                if (await self.get(resource, namespace, name))["metadata"]["uid"] != uid:
+                    raise
+                raise errors.Refused(error.message, status=error.status, call=f"delete {path}") from error
         except errors.NotFound:
             return
 

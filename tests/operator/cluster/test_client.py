@@ -184,6 +184,20 @@ async def test_a_deletion_is_of_this_very_object_and_of_one_that_is_gone_it_is_n
     assert '"gracePeriodSeconds": 5' in text
 
 
+async def test_a_deletion_is_refused_where_this_very_object_stays_and_a_conflict_where_another_took_its_name(
+    client, server
+):
+    denied = status(409, "Conflict", "admission webhook denied the request")
+    for uid, kind in (("u", errors.Refused), ("other", errors.Conflict)):
+        server.answer(409, denied)
+        server.answer(200, {"metadata": {"uid": uid}})
+        with pytest.raises(kind, match="denied the request"):
+            await client.delete(PODS, "ns", "x", uid="u")
+    server.answer(409, denied)
+    server.answer(404, status(404, "NotFound", "gone"))
+    await client.delete(PODS, "ns", "x", uid="u")
+
+
 async def test_an_answer_that_is_no_json_is_shown_as_it_is(client, server):
     server.answer(418, "short and stout")
     with pytest.raises(errors.ApiError, match="short and stout"):
