@@ -187,6 +187,38 @@ def test_an_upload_that_is_refused_makes_admission_count_the_bytes_that_are_free
     assert memory.exact
 
 
+class Late(SimulatedPool):
+    """Gives a buffer back when somebody waits for it, and never one whose copy nobody has waited for."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self._copied: set[int] = set()
+        self._freed: list = []
+
+    def wait(self, array):
+        self._copied.add(id(array))
+
+    def free(self, array):
+        self._freed.append(array)
+
+    def settle(self, in_use):
+        assert self.statistics().in_use >= in_use
+        for array in [array for array in self._freed if id(array) in self._copied]:
+            super().free(array)
+        self._freed = [array for array in self._freed if id(array) not in self._copied]
+
+
+def test_what_a_failed_upload_gives_back_late_is_waited_for():
+    memory = BfcMemory(Late(256 * KIB), scratch=0)
+    weights = model(60, 60)
+    for _ in range(3):
+        memory.place("a", weights.layout)
+        with pytest.raises(DeviceMemoryError, match="packed bytes"):
+            memory.fill("a", [*weights.chunks(), next(weights.chunks())])
+        memory.abandon("a")
+        assert memory.exact
+
+
 def test_pinned_bytes_are_those_of_the_chunks():
     memory = BfcMemory(SimulatedPool(1024 * KIB), scratch=0)
     load(memory, "hole", model(128))

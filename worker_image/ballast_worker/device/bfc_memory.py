@@ -117,9 +117,12 @@ class BfcMemory:
                 raise DeviceMemoryError(f"'{key}' cannot be filled while others are executing: {leased}")
             content.running = True
         try:
-            if self.exact:
-                self._pool.settle(self._uploaded())
-            arrays = upload(self._pool, content.layout, content.order, chunks, progress or (lambda _: None))
+            self._settle()
+            try:
+                arrays = upload(self._pool, content.layout, content.order, chunks, progress or (lambda _: None))
+            except BaseException:
+                self._settle()
+                raise
             with self._lock:
                 content.arrays, content.filled = arrays, True
                 self._reconcile(content)
@@ -265,9 +268,10 @@ class BfcMemory:
     def _bytes(self, content: _Content) -> int:
         return sum(self._foresight.chunk(offset) for offset in content.offsets)
 
-    def _uploaded(self) -> int:
-        """Bytes that the allocator has given to weights, as far as the replay knows."""
-        return sum(self._bytes(content) for content in self._contents.values() if content.filled)
+    def _settle(self) -> None:
+        """Wait until the allocator has back what weights do not take, as far as the replay knows."""
+        if self.exact:
+            self._pool.settle(sum(self._bytes(content) for content in self._contents.values() if content.filled))
 
     def _drop(self, key: str) -> int:
         content = self._contents.pop(key)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from ballast_worker.bundle.chunk import Chunk
 from ballast_worker.bundle.layout import Layout
+from ballast_worker.device.backend import DeviceError
 from ballast_worker.device.bfc_pool import Pool
 from ballast_worker.device.gathering import Gathering
 from ballast_worker.device.upload_order import UploadOrder
@@ -41,6 +43,8 @@ def upload(
     except BaseException:
         for array in arrays:
             if array is not None:
+                with suppress(DeviceError):
+                    pool.wait(array)  # until its copy has ended, the allocator does not take it back
                 pool.free(array)
         raise
     progress(layout.nbytes)
