@@ -94,8 +94,10 @@ _BY_STATUS: Mapping[int, type[ApiError]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
+    408: Unavailable,
     409: Conflict,
     410: Gone,
     422: Invalid,
+    425: Unavailable,
     429: Unavailable,
 }

@@ -107,6 +107,7 @@ class BudgetReconciler:
                 verdict = Rejection(Reason.INVALID_SPEC, str(error))
         if isinstance(verdict, Rejection) or template is None or paused(obj):
             crew.join(world, key.namespace, key.name, found)
+            pool.undeleted = None
             self._halt(key, pool, _halted(key.name, verdict))
             return await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=None, models=())
         self._halt(key, pool, None)

@@ -79,6 +79,12 @@ class Certificates:
 
         It belongs to all WeightBudgets of the namespace, and goes with the last of them. Raises ApiError.
         """
+        try:
+            return await self._ensure(namespace)
+        except errors.Refused as error:
+            return f"the API server refuses Secret '{names.WORKER_CERTIFICATE}': {error.message}"
+
+    async def _ensure(self, namespace: str) -> str:
         for _ in range(_ATTEMPTS):
             try:
                 held = await self._client.get(SECRETS, namespace, names.WORKER_CERTIFICATE)
@@ -90,11 +96,8 @@ class Certificates:
                     "their certificate by this name"
                 )
             wanted = self._wanted(namespace, held)
-            try:
-                if wanted is None or await self._written(held, wanted):
-                    return ""
-            except errors.Refused as error:
-                return f"the API server refuses Secret '{names.WORKER_CERTIFICATE}': {error.message}"
+            if wanted is None or await self._written(held, wanted):
+                return ""
         raise errors.Conflict(f"Secret {namespace}/{names.WORKER_CERTIFICATE} is being changed by somebody else")
 
     async def _round(self) -> None:

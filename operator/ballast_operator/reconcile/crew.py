@@ -29,6 +29,7 @@ from ballast_operator.reconcile.writing import delete, ensure
 logger = logging.getLogger(__name__)
 
 _CREATE_AGAIN_SECONDS: Final = 15.0
+_FORMER_SECONDS: Final = 1.0
 _MOST_PATIENT_SECONDS: Final = 60.0
 _BATCH: Final = 20
 
@@ -104,15 +105,19 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
         refusal = await _delete_pod(world, held, by=by)
         if refusal:
             pool.undeleted = Trouble(Reason.PODS_FORBIDDEN, refusal)
+            pool.draining |= {pod.uid} if pod.live else set()  # no model moves back to it
             continue
-        turned_away |= pod.finished
+        if pod.finished and not turned_away:  # pods that a node turns away at once would be made without end
+            turned_away = True
+            _put_off(world, pool, most=_MOST_PATIENT_SECONDS)
         world.events.post(
             budget, BUDGETS.kind, "Normal", Reason.WORKER_DELETED, "Delete", f"deleted {pod.name}: {cause}"
         )
-    if turned_away:  # pods that a node turns away at once would be made without end
-        _put_off(world, pool, most=_MOST_PATIENT_SECONDS)
     if plan.create <= 0:
         pool.creation = None
+        return
+    if pool.undeleted is not None:  # pods that end at once and may not be deleted would be made without end
+        pool.creation, pool.create_after = pool.undeleted, world.clock() + _CREATE_AGAIN_SECONDS
         return
     if world.clock() < pool.create_after:
         return
@@ -128,8 +133,9 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
     )
     obstacle = await ensure(world, CONFIG_MAPS, config, uid=uid, by=by)
     if obstacle:
-        pool.creation = Trouble(Reason.CONFIG_MAP_CONFLICT, obstacle)
-        _put_off(world, pool, most=_CREATE_AGAIN_SECONDS)
+        goes = _goes(world.caches[CONFIG_MAPS].get(namespace, template.config_name), uid=uid)
+        pool.creation = Trouble(Reason.PENDING if goes else Reason.CONFIG_MAP_CONFLICT, obstacle)
+        _put_off(world, pool, most=_FORMER_SECONDS if goes else _CREATE_AGAIN_SECONDS)
         return
     token = budget["metadata"].get("annotations", {}).get(names.ANNOTATION_UPDATE, "")
     created = 0
@@ -143,14 +149,21 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
             await _create(world, budget, bodies, by=by)
             created += count
     except errors.Refused as error:
-        forbidden = isinstance(error, errors.Forbidden)
+        invalid = isinstance(error, errors.Invalid)
         pool.namespace_ending = isinstance(error, errors.Forbidden) and error.namespace_ending
-        reason = Reason.PODS_FORBIDDEN if forbidden else Reason.INVALID_POD_TEMPLATE
-        hint = _HINT if forbidden and template.shares_host_pool and "hostPath" in error.message else ""
+        reason = Reason.INVALID_POD_TEMPLATE if invalid else Reason.PODS_FORBIDDEN
+        hint = _HINT if not invalid and template.shares_host_pool and "hostPath" in error.message else ""
         pool.creation = Trouble(reason, f"the API server refuses worker pods: {error.message}{hint}")
         pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
         return
     pool.creation = None
+
+
+def _goes(held: Object | None, *, uid: str) -> bool:
+    """Whether what holds a name is of an earlier budget, or on its way out."""
+    if held is None or not naming.is_ours(held):
+        return False
+    return naming.owner_uid(held) != uid or "deletionTimestamp" in held["metadata"]
 
 
 def _put_off(world: World, pool: Pool, *, most: float) -> None:
@@ -178,7 +191,7 @@ async def _create(world: World, budget: Object, bodies: Sequence[Object], *, by:
     for other in failed[1:]:
         logger.warning("a worker pod of %s was not created either: %s", by, other)
     if failed:
-        raise failed[0]
+        raise next((error for error in failed if not isinstance(error, errors.Refused)), failed[0])
 
 
 async def _delete_pod(world: World, held: Object, *, by: Key) -> str:

@@ -93,6 +93,10 @@ class ModelReconciler:
                 refusal = await self._slices(key, obj, verdict, involved, rollout)
                 conflict = conflict or refusal
                 again = again or (_FOREIGN_SECONDS if conflict else None)
+        elif own:
+            held = world.caches[SERVICES].get(key.namespace, key.name)
+            if targets and endpoints.ownership(held, uid=verdict.uid) is not Ownership.OURS:
+                conflict = f"there is no Service '{key.name}' of this model, and none is made while it is paused"
         elif not paused(obj):
             leftover = await self._withdraw(key, verdict)
             again = _FOREIGN_SECONDS if leftover else None

@@ -26,10 +26,12 @@ _PROGRESS: Final = {
 
 def facts(now: Situation, existing: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
     """The conditions of a model."""
-    degraded = _dropped(now.unknown_fields) or _in_the_way(now)
+    degraded = _dropped(now.unknown_fields)
+    if degraded is None and now.conflict:
+        degraded = yes(Reason.SERVICE_CONFLICT, now.conflict)
     if isinstance(now.verdict, Rejection):
         refusal = no(now.verdict.reason, now.verdict.message)
-        return _ordered(refusal, refusal, refusal, refusal, degraded or no(Reason.AS_EXPECTED))
+        return _ordered(refusal, refusal, refusal, refusal, degraded or _left(now))
     accepted = (
         yes(Reason.PAUSED, "nothing is changed while the pause annotation is there")
         if now.paused
@@ -38,7 +40,7 @@ def facts(now: Situation, existing: Sequence[Mapping[str, Any]]) -> dict[str, Fa
     model = now.verdict
     if model.spec.replicas == 0 and not (now.paused and now.targets):
         nothing = no(Reason.NOT_REQUESTED, "spec.replicas is 0")
-        return _ordered(accepted, nothing, nothing, nothing, degraded or no(Reason.AS_EXPECTED))
+        return _ordered(accepted, nothing, nothing, nothing, degraded or _left(now))
     copies = wanted_copies(now, model)
     placed = _placed(now, model, copies)
     if any(copy.worker.awaited for copy in copies):  # too early to say: a new leader asks its workers first
@@ -49,7 +51,7 @@ def facts(now: Situation, existing: Sequence[Mapping[str, Any]]) -> dict[str, Fa
         loaded = _loaded(model, copies, placed)
         ready = _ready(now, model, loaded, placed)
         degraded = degraded or _degraded(now, model, copies, ready)
-    return _ordered(accepted, placed, loaded, ready, degraded or no(Reason.AS_EXPECTED))
+    return _ordered(accepted, placed, loaded, ready, degraded or _left(now))
 
 
 def _ordered(accepted: Fact, placed: Fact, loaded: Fact, ready: Fact, degraded: Fact) -> dict[str, Fact]:
@@ -62,9 +64,9 @@ def _dropped(sentences: Sequence[str]) -> Fact | None:
     return yes(Reason.UNKNOWN_FIELD, "applied, and dropped by the API server: " + "; ".join(sentences))
 
 
-def _in_the_way(now: Situation) -> Fact | None:
-    text = now.conflict or now.leftover
-    return yes(Reason.SERVICE_CONFLICT, text) if text else None
+def _left(now: Situation) -> Fact:
+    """What is said when nothing else is wrong."""
+    return yes(Reason.SERVICE_CONFLICT, now.leftover) if now.leftover else no(Reason.AS_EXPECTED)
 
 
 def _placed(now: Situation, model: Model, copies: Sequence[Copy]) -> Fact:
@@ -134,7 +136,7 @@ def _ready(now: Situation, model: Model, loaded: Fact, placed: Fact) -> Fact:
     return Fact("False" if fact.status == "False" else "Unknown", fact.reason, fact.message)
 
 
-def _degraded(now: Situation, model: Model, copies: Sequence[Copy], ready: Fact) -> Fact:
+def _degraded(now: Situation, model: Model, copies: Sequence[Copy], ready: Fact) -> Fact | None:
     for copy in copies:
         if copy.failure is not None:
             return yes(_word(copy.failure.reason), f"worker {copy.name}: {copy.failure.message}")
@@ -149,7 +151,7 @@ def _degraded(now: Situation, model: Model, copies: Sequence[Copy], ready: Fact)
     count = len(answering(now, model))
     if ready.holds and count < len(now.targets):
         return yes(Reason.WORKERS_STARTING, f"{count} of {len(now.targets)} copies answer")
-    return no(Reason.AS_EXPECTED)
+    return None
 
 
 def _word(text: str, default: Reason = Reason.UNKNOWN) -> Reason:

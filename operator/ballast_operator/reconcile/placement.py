@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from ballast_contract.reasons import Reason
 from ballast_operator.api.weightbudget import CompactionMode, WeightBudgetSpec
-from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.resources import BUDGETS
@@ -23,10 +20,6 @@ from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.wishes import Model
 from ballast_operator.reconcile.workers import Crew
 from ballast_operator.reconcile.world import World
-
-logger = logging.getLogger(__name__)
-
-_REFUSED_SECONDS: Final = 15.0
 
 
 class Placement:
@@ -60,11 +53,7 @@ class Placement:
         if cause is None and (state.starting or state.reading) and state.waited < placing.GATHER_SECONDS:
             timers.append(max(0.5, placing.GATHER_SECONDS - state.waited))
         if cause is not None:
-            try:
-                await self._place(key, obj, pool, spec, inputs, state, cause, token)
-            except errors.Refused as error:  # the status of one model: those of the others are written and taken over
-                logger.warning("%s: an assignment is refused; again in %.0f s: %s", key, _REFUSED_SECONDS, error)
-                timers.append(_REFUSED_SECONDS)
+            await self._place(key, obj, pool, spec, inputs, state, cause, token)
         held, drained = holding.roll_out(world, pool, models, now)
         timers.append(drained)
         crew.release_idle(world, pool, now, held if spec.workers.replicas else frozenset(), by=key)

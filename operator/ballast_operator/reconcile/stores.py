@@ -54,10 +54,8 @@ async def trouble(world: World, namespace: str, spec: WeightBudgetSpec, pods: Se
     for name in claims(spec):
         try:
             found = judge(await world.client.get(CLAIMS, namespace, name))
-        except (
-            errors.NotFound,
-            errors.Refused,
-        ):  # the scheduler says what is missing; what may not be read is not judged
+        except (errors.NotFound, errors.Refused):
+            # The scheduler says what is missing; what may not be read is not judged.
             continue
         if found is not None:
             return found

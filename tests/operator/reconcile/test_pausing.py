@@ -8,7 +8,8 @@ from helpers.memory_cluster import BUDGET, uids
 from helpers.memory_scene import Scene
 
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS
+from ballast_operator.cluster import errors
+from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES
 
 
 def told(scene: Scene) -> dict[str, tuple[str, int]]:
@@ -111,6 +112,25 @@ def test_a_model_that_is_paused_before_it_has_a_place_says_so(scene: Scene):
     scene.passes(20)
     status, reason, _ = scene.said(MODELS, "new", "Ready")
     assert (status, reason) == ("False", "Paused")
+
+
+def test_a_paused_model_whose_service_cannot_be_made_is_not_called_ready(scene: Scene):
+    scene.api.admit = lambda resource, _, after: (
+        errors.Forbidden("a quota has no Services left", status=403) if resource == SERVICES and after else None
+    )
+    scene.budget()
+    scene.model("ada")
+    scene.leads()
+    assert scene.said(MODELS, "ada", "Ready")[:2] == ("False", "ServiceConflict")
+    scene.annotate(MODELS, "ada", paused="true")
+    scene.passes(30)
+    status, reason, message = scene.said(MODELS, "ada", "Ready")
+    assert (status, reason) == ("False", "ServiceConflict")
+    assert "there is no Service 'ada' of this model" in message
+    scene.api.admit = lambda *_: None
+    scene.annotate(MODELS, "ada", paused="false")
+    scene.passes(30)
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
 
 
 def test_a_model_that_was_paused_before_it_had_a_place_gets_one_when_it_is_resumed(scene: Scene):

@@ -122,7 +122,7 @@ def test_a_pool_whose_pods_may_not_go_says_so_and_goes_on(scene: Scene):
     assert scene.said(BUDGETS, BUDGET, "Degraded")[0] == "False"
 
 
-def test_a_pod_that_ended_and_may_not_go_is_replaced(scene: Scene):
+def test_a_pod_that_ended_and_may_not_go_is_told_and_not_replaced_by_ever_more(scene: Scene):
     scene.cluster.kubelets_look = False
     scene.budget()
     scene.leads()
@@ -130,8 +130,27 @@ def test_a_pod_that_ended_and_may_not_go_is_replaced(scene: Scene):
     [pod] = scene.api.all(PODS)
     scene.api.set_status(PODS, NAMESPACE, pod["metadata"]["name"], {"phase": "Failed", "conditions": []})
     scene.passes(60)
-    assert len(scene.api.all(PODS)) == 2
+    assert len(scene.api.all(PODS)) == 1
+    assert scene.said(BUDGETS, BUDGET, "WorkersReady")[:2] == ("False", "PodsForbidden")
+    assert scene.runs("budget/ns/default") < 30
+    scene.api.admit = lambda *_: None
+    scene.passes(60)
+    [other] = scene.api.all(PODS)
+    assert other["metadata"]["uid"] != pod["metadata"]["uid"]
     assert scene.said(BUDGETS, BUDGET, "WorkersReady")[0] == "True"
+
+
+def test_no_model_goes_back_to_a_worker_that_is_to_go_and_may_not(scene: Scene):
+    scene.budget(replicas=2)
+    scene.model("ada", coverage="allWorkers")
+    scene.leads()
+    keep(scene, PODS, FORBIDDEN)
+    scene.budget(replicas=1)
+    scene.passes(60)
+    assigned = scene.get(MODELS, "ada")["status"]["assignment"]
+    scene.passes(60)
+    assert len(assigned["workers"]) == 1
+    assert scene.get(MODELS, "ada")["status"]["assignment"] == assigned
 
 
 def test_workers_of_a_deleted_pool_are_told_although_their_pods_may_not_go(scene: Scene):
@@ -144,24 +163,6 @@ def test_workers_of_a_deleted_pool_are_told_although_their_pods_may_not_go(scene
     told = [event["note"] for event in scene.api.events if event["reason"] == "PodsForbidden"]
     assert len(told) == len(scene.cluster.live()) == 2
     assert all(FORBIDDEN.message in note for note in told)
-
-
-@pytest.mark.parametrize("error", REFUSALS, ids=lambda e: str(e.status))
-def test_a_model_whose_assignment_is_refused_keeps_no_other_from_its_worker(scene: Scene, error: errors.ApiError):
-    scene.api.admit = lambda resource, before, _: (
-        error if resource == MODELS and before["metadata"]["name"] == "ben" else None
-    )
-    scene.budget()
-    scene.model("ada")
-    scene.model("ben")
-    scene.leads()
-    scene.passes(30)
-    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
-    assert scene.said(BUDGETS, BUDGET, "Ready")[0] == "True"
-    assert scene.runs("budget/ns/default") < 30
-    scene.api.admit = lambda *_: None
-    scene.passes(60)
-    assert scene.said(MODELS, "ben", "Ready")[0] == "True"
 
 
 def test_a_claim_that_may_not_be_read_keeps_no_model_from_its_worker(scene: Scene, monkeypatch: pytest.MonkeyPatch):
