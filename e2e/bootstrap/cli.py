@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="part", metavar="PART")
     commands.add_parser("all", help="all of the following (default)")
     commands.add_parser(
-        "demo", help="all; for the cluster of KUBECONFIG no more than packages, .venv, kubectl and Helm"
+        "demo", help="all; for the cluster of KUBECONFIG no more than .venv, kubectl and Helm, and what they need"
     )
     commands.add_parser("packages", help="Debian packages (needs root when one is missing)")
     commands.add_parser("venv", help="the virtual environment .venv")
@@ -114,7 +114,7 @@ def _make_all(home: Home) -> None:
 
 def _make_clients(home: Home) -> None:
     """Make what the demo needs in a cluster that is there: of kubectl and Helm only what the machine has not."""
-    packages.install(home)
+    packages.install(home, packages.OF_CLIENTS)
     jobs = {"venv": lambda: venv.make(home)}
     if lacking := [name for name in _CLIENTS if not _has(name, besides=home)]:
         jobs["binaries"] = lambda: binaries.build(home, lacking)
@@ -124,7 +124,7 @@ def _make_clients(home: Home) -> None:
 def _has(program: str, *, besides: Home) -> bool:
     """Whether the machine has a program besides the one that is built here, which may be an old one."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    others = [folder for folder in folders if Path(folder) != besides.bin]
+    others = [folder for folder in folders if Path(folder).resolve() != besides.bin.resolve()]
     return shutil.which(program, path=os.pathsep.join(others)) is not None
 
 

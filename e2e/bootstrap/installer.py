@@ -29,9 +29,9 @@ def wanted_version(package: str) -> str:
         ClusterError: they give it none.
     """
     for line in _VERSIONS.read_text().splitlines():
-        name, _, version = line.partition(";")[0].strip().partition("==")
-        if name == package and version:
-            return version
+        name, _, version = line.partition("#")[0].partition(";")[0].partition("==")
+        if name.strip() == package and version.strip():
+            return version.strip()
     raise ClusterError(f"{_VERSIONS} gives {package} no version: write a line {package}==VERSION")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from e2e.bootstrap.tools import Home, output_of, run_logged
@@ -32,13 +33,16 @@ _NEEDED = {
     "runc": "runc",
     "util-linux": "nsenter",
 }
+OF_CLIENTS = ("ca-certificates", "git", "python3-venv")
+"""What .venv, kubectl and Helm need."""
+
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def missing() -> list[str]:
-    """Return the packages whose program or file is not there."""
+def missing(names: Collection[str] = tuple(_NEEDED)) -> list[str]:
+    """Return those of these packages whose program or file is not there."""
     path = f"{os.environ.get('PATH', '')}:{_PATH}"
-    return [name for name, needed in _NEEDED.items() if not _there(needed, path)]
+    return [name for name in names if not _there(_NEEDED[name], path)]
 
 
 def _there(needed: str, path: str) -> bool:
@@ -47,12 +51,12 @@ def _there(needed: str, path: str) -> bool:
     return shutil.which(needed, path=path) is not None
 
 
-def install(home: Home) -> None:
-    """Install the missing packages, and promtool without the server that Debian ships it with."""
-    lacking = missing()
-    promtool = home.bin / "promtool"
-    if not lacking and promtool.exists():
-        say(f"packages: all {len(_NEEDED)} are there")
+def install(home: Home, names: Collection[str] = tuple(_NEEDED)) -> None:
+    """Install what is missing of these packages; with all of them promtool, without the server that Debian ships it with."""
+    lacking = missing(names)
+    promtool = None if len(names) < len(_NEEDED) else home.bin / "promtool"
+    if not lacking and (promtool is None or promtool.exists()):
+        say(f"packages: all {len(names)} are there")
         return
     if not shutil.which("apt-get"):
         raise ClusterError(f"this machine has no apt-get; install by other means: {', '.join(lacking)}")
@@ -66,9 +70,9 @@ def install(home: Home) -> None:
             run_logged(
                 home, "packages", "apt-get", "install", "-q", "-y", "--no-install-recommends", *lacking, extra=quiet
             )
-        if still := missing():
+        if still := missing(names):
             raise ClusterError(f"apt-get installed no {', '.join(still)}; see {home.logs / 'packages.log'}")
-        if not promtool.exists():
+        if promtool is not None and not promtool.exists():
             _extract_promtool(home, promtool)
 
 

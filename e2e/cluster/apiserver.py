@@ -98,7 +98,9 @@ def named(settings: Settings) -> Settings:
     kept = state / "ports"
     if kept.exists():
         return _settings(state, tied=False, ports=[int(port) for port in kept.read_text().split()])
-    with _free_ports(4) as ports:
+    with _free_ports(
+        4
+    ) as ports:  # another process may be given one before the server has it, and then one of them says so
         return _settings(state, tied=False, ports=ports)
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of this machine's kernel that kubelets change, and what they were before the first node of any cluster."""
+"""Settings of this machine's kernel that kubelets change, and what they were before the first node of any cluster of one
+BALLAST_CLUSTER_HOME.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,25 @@ def remember(note: Path, *, kernel: Path = _KERNEL) -> None:
 
 
 def restore(note: Path, *, kernel: Path = _KERNEL) -> None:
-    """Put the settings back and forget them; those of an earlier start of the machine are only forgotten."""
+    """Put the settings back and forget them; those of an earlier start of the machine are only forgotten.
+
+    One that cannot be written is said and kept in the note.
+    """
     known = _read(note)
-    if known.pop(_START, None) == (kernel / _START).read_text().strip():
+    kept = {}
+    if (started := known.pop(_START, None)) == (kernel / _START).read_text().strip():
         for name, before in known.items():
-            if (now := (kernel / name).read_text().strip()) != before:
-                try:
+            now = "as it is"
+            try:
+                if (now := (kernel / name).read_text().strip()) != before:
                     (kernel / name).write_text(before)
-                except OSError as error:
-                    say(f"{name.replace('/', '.')} stays {now}, and was {before} before `cluster up`: {error}")
-    note.unlink(missing_ok=True)
+            except OSError as error:
+                kept[name] = before
+                say(f"{name.replace('/', '.')} stays {now}, and was {before} before `cluster up`: {error}")
+    if kept:
+        note.write_text(json.dumps({_START: started, **kept}, indent=1))
+    else:
+        note.unlink(missing_ok=True)
 
 
 def _read(note: Path) -> dict[str, str]:

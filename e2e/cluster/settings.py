@@ -123,7 +123,7 @@ class Settings:
 
     def is_at(self, kubeconfig: str | None) -> bool:
         """Whether a kubeconfig (None or empty: none was named) means this cluster."""
-        return not kubeconfig or Path(kubeconfig).expanduser() == self.admin
+        return not kubeconfig or Path(kubeconfig).expanduser().resolve() == self.admin.resolve()
 
     @property
     def bridge(self) -> str:

@@ -40,7 +40,9 @@ def foreign_environment() -> dict[str, str]:
     named = os.environ.get("KUBECONFIG", "")
     if not any(Path(each).expanduser().is_file() for each in named.split(os.pathsep) if each):
         raise StepError(f"KUBECONFIG is {named}, and there is no such file: leave it out for a cluster on this machine")
-    return {"PATH": os.pathsep.join((os.environ["PATH"], str(CACHE / "bin")))}
+    ours = (CACHE / "bin").resolve()
+    others = [folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder).resolve() != ours]
+    return {"PATH": os.pathsep.join((*others, str(ours)))}
 
 
 def is_local(kubeconfig: str | None) -> bool:
@@ -62,7 +64,7 @@ class Kube:
         """
         program = shutil.which(argv[0], path=self._environment["PATH"])
         if program is None:
-            raise StepError(f"there is no {argv[0]} on PATH: `make setup` builds it")
+            raise StepError(f"there is no {argv[0]} on PATH: `e2e/bootstrap/bootstrap demo` builds it")
         try:
             done = subprocess.run(
                 [program, *argv[1:]],

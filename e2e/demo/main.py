@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 
 from ballast_contract.command_line import Parser
+from e2e.cluster.console import ClusterError
 from e2e.demo import steps
 from e2e.demo.kube import Kube, StepError, foreign_environment, is_local, local_environment
 
@@ -50,14 +51,14 @@ def main() -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--down", action="store_true", help="remove what the demo put into the cluster of KUBECONFIG")
     down = parser.parse_args().down
-    local = is_local(os.environ.get("KUBECONFIG"))
     try:
+        local = is_local(os.environ.get("KUBECONFIG"))
         if down:
             if not local:
                 steps.remove(Kube(foreign_environment()))
             return 0
         show(local=local)
-    except StepError as error:
+    except (StepError, ClusterError) as error:
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
     return 0

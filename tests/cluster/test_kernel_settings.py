@@ -97,10 +97,13 @@ def test_a_setting_that_cannot_be_put_back_is_said_and_the_others_are(
             raise PermissionError(13, "Permission denied")
         return write(path, text)
 
-    monkeypatch.setattr(Path, "write_text", refuse)
-    machine.down()
+    with monkeypatch.context() as unprivileged:
+        unprivileged.setattr(Path, "write_text", refuse)
+        machine.down()
     assert "kernel.panic stays 10, and was 0 before `cluster up`" in capsys.readouterr().err
     assert machine.now() == BEFORE | {"kernel/panic": "10"}
+    machine.down()
+    assert machine.now() == BEFORE
 
 
 def test_nothing_is_put_back_while_a_node_of_any_cluster_is_left(

@@ -40,7 +40,7 @@ def test_a_process_takes_one_size_of_xlas_pool(monkeypatch):
     facts = DeviceFacts(kind="cuda", name="a card", total_bytes=80 * GI, free_bytes=79 * GI)
     monkeypatch.setattr("ballast_worker.control.machine.reserve", fails)
     config = WorkerConfig.model_validate({"backend": "cuda", "device": {"budget": "60g"}})
-    machine = Machine(config, describe=lambda *_: facts, look=lambda _: None, beside=lambda _: 0)
+    machine = Machine(config, describe=lambda *_: facts, usage=lambda _: None, beside=lambda _: 0)
     plan, other = plan_of(machine, config, 2 * GI), plan_of(machine, config, 3 * GI)
     assert machine.can_reserve(plan)
     assert machine.can_reserve(other)

@@ -215,7 +215,7 @@ def test_page_locked_memory_is_planned_for_without_a_host_budget_too(plan, tmp_p
                 "host": {"budget": budget, "directory": str(tmp_path / "pool"), "segmentBytes": "2m"},
             }
         )
-        machine = Machine(config, describe=lambda *_: facts, look=lambda _: None, beside=lambda _: 0)
+        machine = Machine(config, describe=lambda *_: facts, usage=lambda _: None, beside=lambda _: 0)
         return plan(config, machine).line(CONTEXT)
 
     assert context("64m") == context("0") + 64 * MI // 512

@@ -33,7 +33,7 @@ def machine_with(config: WorkerConfig, *usages: Usage) -> Machine:
         return left.pop(0) if len(left) > 1 else left[0]
 
     facts = DeviceFacts(kind="cuda", name="a card", total_bytes=CONTEXT + 80 * MI)
-    return Machine(config, describe=lambda *_: facts.at(usage(())), look=usage, beside=lambda _: 0)
+    return Machine(config, describe=lambda *_: facts.at(usage(())), usage=usage, beside=lambda _: 0)
 
 
 @pytest.fixture

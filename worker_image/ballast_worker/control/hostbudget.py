@@ -52,11 +52,11 @@ def describe(pool: Path, *, proc: Path = limits.PROC, cgroups: Path = limits.CON
     status = os.statvfs(mount)
     held = _held(pool)
     groups = list(limits.groups(proc=proc, cgroups=cgroups))
-    free = min([(limits.memory_of_node(proc=proc) or 0) + held, *(group.left for group in groups)])
+    free = min([(limits.available_of_node(proc=proc) or 0) + held, *(group.left for group in groups)])
     limit = min((group.limit for group in groups), default=None)
     total, left = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     in_memory = _kind(mount, proc) in _IN_MEMORY
-    return HostFacts(mount, total, left + held, limit, free, limits.size_of_node(proc=proc), in_memory)
+    return HostFacts(mount, total, left + held, limit, free, limits.total_of_node(proc=proc), in_memory)
 
 
 def resolve(config: Host, facts: HostFacts, *, process: int, useful: int | None, workers: int) -> int | None:

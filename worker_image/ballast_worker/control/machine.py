@@ -42,7 +42,7 @@ class Machine:
     Args:
         config: of the worker.
         describe: the facts of the device for a backend and an ordinal.
-        look: what is used on the device with these identifiers, as its driver tells.
+        usage: what is used on the device with these identifiers, as its driver tells.
         beside: device memory that an allocator takes beside scratch and weights, in bytes.
         clock: monotonic seconds.
 
@@ -58,11 +58,11 @@ class Machine:
         config: WorkerConfig,
         *,
         describe: Callable[[Literal["cpu", "cuda"], int], DeviceFacts] = describe,
-        look: Callable[[tuple[str, ...]], nvml.Usage | None] = nvml.usage,
+        usage: Callable[[tuple[str, ...]], nvml.Usage | None] = nvml.usage,
         beside: Callable[[Allocator], int] = overhead_bytes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._look, self._beside, self._clock = config, look, beside, clock
+        self._config, self._usage, self._beside, self._clock = config, usage, beside, clock
         self._used: int | None = None
         self._used_at: float | None = None
         self._facts = DeviceFacts(kind=config.backend, name="")
@@ -84,7 +84,7 @@ class Machine:
         """Wait for device memory that others are about to give back; blocks. See `settling.settle`."""
         wanted = None if self._config.device.budget is None else self.budget.nbytes
         try:
-            self._observe(settling.settle(lambda: self._look(self._facts.uuids), wanted, pause=pause, say=say))
+            self._observe(settling.settle(lambda: self._usage(self._facts.uuids), wanted, pause=pause, say=say))
         finally:
             self.settled = True
 
@@ -98,7 +98,7 @@ class Machine:
     def look(self) -> Budget:
         """The budget and what is free for it now, as long as this process has taken nothing itself."""
         if self._config.backend == "cuda" and not self._touched:
-            self._observe(self._look(self._facts.uuids))
+            self._observe(self._usage(self._facts.uuids))
         return self.budget
 
     def _observe(self, usage: nvml.Usage | None) -> None:
@@ -121,7 +121,7 @@ class Machine:
         """
         now = self._clock()
         if now_exactly or self._used_at is None or now - self._used_at > _DRIVER_SECONDS:
-            self._used, self._used_at = driver_used(self._facts, look=self._look), now
+            self._used, self._used_at = driver_used(self._facts, usage=self._usage), now
         return self._used
 
     def can_reserve(self, plan: Plan) -> bool:

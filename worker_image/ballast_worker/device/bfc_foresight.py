@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where XLA's allocator will put weights: by the replay of its choices for as long as both agree, else by its figures alone.
-
-After each fill the buffers' real addresses are compared with the replay, which is rebuilt from them where they differ.
+"""Where XLA's allocator will put weights: by the replay of its choices for as long as its figures agree with that, else by
+these alone.
 """
 
 from __future__ import annotations

@@ -61,18 +61,20 @@ def describe(backend: Literal["cpu", "cuda"], ordinal: int) -> DeviceFacts:
     return found.at(nvml.usage(identity.uuids))
 
 
-def driver_used(facts: DeviceFacts, *, look: Callable[[tuple[str, ...]], nvml.Usage | None] = nvml.usage) -> int | None:
+def driver_used(
+    facts: DeviceFacts, *, usage: Callable[[tuple[str, ...]], nvml.Usage | None] = nvml.usage
+) -> int | None:
     """The driver's figure for this process, in bytes: used now minus used before our first context.
 
     None unless we were alone on the device then and are now.
 
     Args:
         facts: as they were then.
-        look: what is used now on the device with these identifiers.
+        usage: what is used now on the device with these identifiers.
     """
     if facts.used_before_bytes is None or facts.other_processes:
         return None
-    usage = look(facts.uuids)
-    if usage is None or usage.processes > 1:
+    now = usage(facts.uuids)
+    if now is None or now.processes > 1:
         return None
-    return max(0, usage.used - facts.used_before_bytes)
+    return max(0, now.used - facts.used_before_bytes)

@@ -64,7 +64,7 @@ def memory(*, proc: Path = PROC, cgroups: Path = CONTROL_GROUPS) -> Available:
         Available(max(0, group.left - MARGIN_BYTES), f"memory limit of the control group {group.path}")
         for group in groups(proc=proc, cgroups=cgroups)
     ]
-    node = memory_of_node(proc=proc)
+    node = available_of_node(proc=proc)
     if node is not None:
         found.append(Available(max(0, node - MARGIN_BYTES), "available memory of the node"))
     return min(found, key=lambda one: one.nbytes, default=Available(sys.maxsize, "no limit"))
@@ -76,12 +76,12 @@ def shortage() -> str | None:
     return None if left.nbytes else f"less than {MARGIN_BYTES} bytes are left of the {left.limit}"
 
 
-def memory_of_node(*, proc: Path = PROC) -> int | None:
+def available_of_node(*, proc: Path = PROC) -> int | None:
     """Bytes that the node can give without swapping; None where it does not tell."""
     return _meminfo("MemAvailable:", proc)
 
 
-def size_of_node(*, proc: Path = PROC) -> int | None:
+def total_of_node(*, proc: Path = PROC) -> int | None:
     """Bytes of memory that the node has; None where it does not tell."""
     return _meminfo("MemTotal:", proc)
 

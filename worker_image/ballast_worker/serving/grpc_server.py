@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -30,6 +30,9 @@ from ballast_worker.serving.tensors import RequestError
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Behaviour = Callable[[bytes, Context], Awaitable[bytes]]
+
+_UNDER_WAY_SECONDS: Final = 0.1
+"""A client sees its deadline end sooner than its server, by the time that the call was on its way, and then cancels it."""
 
 _Message = TypeVar("_Message", pb.ModelReadyRequest, pb.ModelMetadataRequest)
 
@@ -201,7 +204,7 @@ class GrpcServer(grpc.GenericRpcHandler):
     async def _pass_on(self, found: Elsewhere, method: str, message: bytes, context: Context) -> bytes | None:
         """See `GrpcForwarder.forward`; counts what becomes of it."""
         remaining = context.time_remaining()
-        result: Result | None = Result.LEFT  # unless something else comes of it
+        result: Result | None = None
         answer: bytes | None = None
         try:
             answer = await self._forwarder.forward(
@@ -217,6 +220,10 @@ class GrpcServer(grpc.GenericRpcHandler):
             raise
         except grpc.aio.AioRpcError:
             result = Result.ANSWERED
+            raise
+        except asyncio.CancelledError:
+            left = context.time_remaining()
+            result = Result.LATE if left is not None and left < _UNDER_WAY_SECONDS else Result.LEFT
             raise
         finally:
             if result is not None:

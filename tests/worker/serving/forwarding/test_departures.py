@@ -103,3 +103,12 @@ def test_a_client_that_leaves_takes_its_call_over_grpc_along(way, counted, silen
         call.cancel()
     assert silent.left.wait(10)
     assert counted.get(timeout=10) == (Result.LEFT, len(message), 0)
+
+
+def test_a_client_whose_deadline_ends_over_grpc_has_not_left_the_worker_is_late(way, counted, silent):
+    way.catalog.table["far"] = Elsewhere((Endpoint("127.0.0.1", 1, silent.port),))
+    message = pb.ModelInferRequest(model_name="far").SerializeToString()
+    with grpc.insecure_channel(way.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary(f"/{OIP_SERVICE}/ModelInfer")(message, timeout=0.5)
+    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert counted.get(timeout=10) == (Result.LATE, len(message), 0)
