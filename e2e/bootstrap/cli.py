@@ -114,6 +114,7 @@ def _make_all(home: Home) -> None:
 
 def _make_clients(home: Home) -> None:
     """Make what the demo needs in a cluster that is there: of kubectl and Helm only what the machine has not."""
+    Settings.check_kubeconfig(os.environ["KUBECONFIG"])
     packages.install(home, packages.OF_CLIENTS)
     jobs = {"venv": lambda: venv.make(home)}
     if lacking := [name for name in _CLIENTS if not _has(name, besides=home)]:

@@ -22,17 +22,17 @@ def uv(home: Home, interpreter: str) -> Path:
     return place
 
 
-def wanted_version(package: str) -> str:
+def wanted_version(package: str, versions: Path = _VERSIONS) -> str:
     """Return the version that the constraints give a package, the one that the images are made with too.
 
     Raises:
         ClusterError: they give it none.
     """
-    for line in _VERSIONS.read_text().splitlines():
+    for line in versions.read_text().splitlines():
         name, _, version = line.partition("#")[0].partition(";")[0].partition("==")
         if name.strip() == package and version.strip():
             return version.strip()
-    raise ClusterError(f"{_VERSIONS} gives {package} no version: write a line {package}==VERSION")
+    raise ClusterError(f"{versions} gives {package} no version: write a line {package}==VERSION")
 
 
 def settings(home: Home) -> dict[str, str]:

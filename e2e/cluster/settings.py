@@ -121,6 +121,18 @@ class Settings:
         """Kubeconfig of an administrator."""
         return self.conf / "admin.kubeconfig"
 
+    @staticmethod
+    def check_kubeconfig(named: str) -> None:
+        """Look whether a file that KUBECONFIG names, which may be several, is there.
+
+        Raises:
+            ClusterError: none is.
+        """
+        if not any(Path(each).expanduser().is_file() for each in named.split(os.pathsep) if each):
+            raise ClusterError(
+                f"KUBECONFIG is {named}, and there is no such file: leave it out for a cluster on this machine"
+            )
+
     def is_at(self, kubeconfig: str | None) -> bool:
         """Whether a kubeconfig (None or empty: none was named) means this cluster."""
         return not kubeconfig or Path(kubeconfig).expanduser().resolve() == self.admin.resolve()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from e2e.cluster.console import ClusterError
 from e2e.cluster.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,9 +38,10 @@ def foreign_environment() -> dict[str, str]:
     Raises:
         StepError: KUBECONFIG names no file that is there.
     """
-    named = os.environ.get("KUBECONFIG", "")
-    if not any(Path(each).expanduser().is_file() for each in named.split(os.pathsep) if each):
-        raise StepError(f"KUBECONFIG is {named}, and there is no such file: leave it out for a cluster on this machine")
+    try:
+        Settings.check_kubeconfig(os.environ.get("KUBECONFIG", ""))
+    except ClusterError as error:
+        raise StepError(str(error)) from error
     ours = (CACHE / "bin").resolve()
     others = [folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder).resolve() != ours]
     return {"PATH": os.pathsep.join((*others, str(ours)))}

@@ -56,10 +56,9 @@ def test_images_install_uv_by_the_constraints_that_they_were_given_before(name: 
     assert given < used
 
 
-def test_a_version_with_a_marker_is_read_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_with_a_marker_is_read_without_it(tmp_path: Path) -> None:
     constraints = tmp_path / "constraints.txt"
     constraints.write_text('# uv==9\nuvloop==1.0\nuv == 0.2.1; python_version < "3.12"  # as any\n')
-    monkeypatch.setattr(installer, "_VERSIONS", constraints)
-    assert wanted_version("uv") == "0.2.1"
+    assert wanted_version("uv", constraints) == "0.2.1"
     with pytest.raises(ClusterError, match="gives jax no version: write a line jax==VERSION"):
-        wanted_version("jax")
+        wanted_version("jax", constraints)

@@ -35,10 +35,24 @@ def _program(folder: Path, name: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_a_cluster_elsewhere_needs_kubectl_and_helm_of_all_that_is_built(
-    made: set[str], monkeypatch: pytest.MonkeyPatch
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "kubeconfig").touch()
+    monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
+
+
+def test_a_kubeconfig_that_is_not_there_is_said_before_anything_is_made(
+    made: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/some/where/else")
+    assert cli.main(["demo"]) == 1
+    assert made == set()
+    assert "KUBECONFIG is /some/where/else, and there is no such file" in capsys.readouterr().err
+
+
+def test_a_cluster_elsewhere_needs_kubectl_and_helm_of_all_that_is_built(
+    made: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _elsewhere(monkeypatch, tmp_path)
     assert cli.main(["demo"]) == 0
     assert made == {"few packages", "venv", "kubectl", "helm"}
 
@@ -46,7 +60,7 @@ def test_a_cluster_elsewhere_needs_kubectl_and_helm_of_all_that_is_built(
 def test_programs_that_the_machine_has_are_not_built_for_a_cluster_elsewhere(
     made: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", "/some/where/else")
+    _elsewhere(monkeypatch, tmp_path)
     _program(tmp_path / "path", "kubectl")
     assert cli.main(["demo"]) == 0
     assert made == {"few packages", "venv", "helm"}
@@ -59,7 +73,7 @@ def test_programs_that_the_machine_has_are_not_built_for_a_cluster_elsewhere(
 def test_programs_that_were_built_before_are_looked_at_again(
     made: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", "/some/where/else")
+    _elsewhere(monkeypatch, tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "home" / "bin"))
     for name in ("kubectl", "helm"):
         _program(tmp_path / "home" / "bin", name)

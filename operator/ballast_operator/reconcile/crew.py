@@ -105,7 +105,8 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
         refusal = await _delete_pod(world, held, by=by)
         if refusal:
             pool.undeleted = Trouble(Reason.PODS_FORBIDDEN, refusal)
-            pool.draining |= {pod.uid} if pod.live else set()  # no model moves back to it
+            if pod.live:
+                pool.draining |= {pod.uid}  # no model moves back to it
             continue
         if pod.finished and not turned_away:  # pods that a node turns away at once would be made without end
             turned_away = True

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,9 +46,10 @@ class Retries:
         """It works, is not wanted any more, or cannot pass."""
         self._retries.pop(name, None)
 
-    def due(self) -> Iterator[str]:
+    def due(self) -> list[str]:
         """What is to be tried now; each is named once for each failure."""
         now = self._clock()
-        for name in [name for name, retry in self._retries.items() if retry.due <= now]:
+        names = [name for name, retry in self._retries.items() if retry.due <= now]
+        for name in names:
             self._retries[name].due = math.inf
-            yield name
+        return names

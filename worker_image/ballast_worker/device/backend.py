@@ -27,7 +27,7 @@ class Upload(Protocol):
     def send(self, offset: int, data: memoryview, *, locked: bool) -> int:
         """Enqueue a copy of at most `Backend.piece_bytes` to `offset`; wait first while too many are in flight.
 
-        Between two copies the device takes up copies of others, so that the inputs of a request wait for one at most.
+        Between two copies the device takes up copies of others, so that the inputs of a request do not wait for the run.
 
         Args:
             offset: in the block, in bytes.
@@ -70,7 +70,7 @@ class Backend(Protocol):
 
     @property
     def piece_bytes(self) -> int:
-        """Most bytes of one copy from the host: what the inputs of a request wait for at most."""
+        """Most bytes of one copy from the host, between which the device takes up copies of others."""
         ...
 
     @property

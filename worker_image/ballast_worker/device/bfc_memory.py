@@ -118,16 +118,14 @@ class BfcMemory:
             content.running = True
         try:
             self._settle()
-            try:
-                arrays = upload(self._pool, content.layout, content.order, chunks, progress or (lambda _: None))
-            except BaseException:
-                self._settle()
-                raise
+            arrays = upload(self._pool, content.layout, content.order, chunks, progress or (lambda _: None))
             with self._lock:
                 content.arrays, content.filled = arrays, True
                 self._reconcile(content)
         finally:
             content.running = False
+            if not content.filled:
+                self._settle()
 
     def activate(self, key: str) -> None:
         """Filling -> ready."""

@@ -120,7 +120,7 @@ class HostStore(Protocol):
         None, which says nothing about the copy.
 
         Raises:
-            Exception: the store is not as it should be; `acquire` says how.
+            HostPoolError, OSError: the pool cannot be used; `acquire` says how it goes on.
         """
         ...
 
