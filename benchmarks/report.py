@@ -45,7 +45,7 @@ def main(
 
     `measure` gets the parsed arguments and returns the figures; `arguments` adds options of its own to the parser.
     With `--keep` the report is also written to docs/benchmarks/NAME.json, with `--out DIR` to DIR/NAME.json, together with
-    the machine, the command and the date.
+    the machine, the command and the date. A report with `failures` is printed, and written, and ends with exit code 1.
     """
     parser = Parser(
         prog=f"python -m benchmarks.{name}",
@@ -69,3 +69,5 @@ def main(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
     print(json.dumps(figures), flush=True)
+    if figures.get("failures"):
+        sys.exit(1)

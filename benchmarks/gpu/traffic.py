@@ -18,7 +18,7 @@ from ballast_worker.control.models import Built
 from benchmarks.gpu import link
 from benchmarks.gpu.prepare import INPUTS
 from benchmarks.gpu.setting import MIB, Setting
-from benchmarks.gpu.worker import Answered, BenchmarkError, Worker
+from benchmarks.gpu.worker import PATIENCE, Answered, BenchmarkError, Worker
 from benchmarks.summary import quantile
 
 
@@ -102,15 +102,20 @@ def _loading(
 def _requests(worker: Worker, per_second: float) -> Iterator[list[Answered]]:
     """Submit requests at a steady rate, whether or not earlier ones were answered; yields those that were."""
     answers: list[Answered] = []
+    answered = threading.Semaphore(0)
     inputs = worker.zeros(INPUTS)
     ending = threading.Event()
     submitted = 0
+
+    def keep(answer: Answered) -> None:
+        answers.append(answer)
+        answered.release()
 
     def submit() -> None:
         nonlocal submitted
         due = time.monotonic()
         while not ending.wait(max(0.0, due - time.monotonic())):
-            worker.submit(INPUTS, inputs, answers.append)
+            worker.submit(INPUTS, inputs, keep)
             submitted += 1
             due += 1 / per_second
 
@@ -121,8 +126,8 @@ def _requests(worker: Worker, per_second: float) -> Iterator[list[Answered]]:
     finally:
         ending.set()
         thread.join()
-        worker.call(INPUTS)  # is answered after all of them
-    if len(answers) != submitted:
+    # A refusal overtakes the calls that wait, so that no later call tells when all are answered.
+    if not all(answered.acquire(timeout=PATIENCE) for _ in range(submitted)):
         raise BenchmarkError(f"{len(answers)} of {submitted} requests were answered")
 
 

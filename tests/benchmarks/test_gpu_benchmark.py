@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import time
 
 import jax
 import pytest
@@ -12,9 +14,10 @@ import pytest
 from ballast_worker.build import runtime, work
 from ballast_worker.bundle.reader import open_bundle
 from benchmarks.gpu import __main__ as command_line
-from benchmarks.gpu import prepare
+from benchmarks.gpu import prepare, traffic
 from benchmarks.gpu.part import PARTS, measure
 from benchmarks.gpu.setting import SCALES, Setting
+from benchmarks.gpu.worker import Answered
 
 FIGURES = {
     "loads": {"load_ratio_of_limit", "small_load_milliseconds", "mixed_loads", "plan_against_driver_mebibytes"},
@@ -68,6 +71,22 @@ def test_the_churn_fails_no_allocation(setting):
     churn = figures["churn_arena"]
     assert churn["loads"] >= setting.scale.churn_loads
     assert (churn["failed_allocations"], churn["refused_calls"]) == (0, 0)
+
+
+def test_requests_are_waited_for_although_a_refusal_overtakes_them():
+    class Slow:
+        def zeros(self, _):
+            return None
+
+        def submit(self, _name, _inputs, done):
+            first.append(0)
+            delay = 0.05 if len(first) % 2 else 0.0
+            threading.Timer(delay, done, [Answered(0.0, delay, None)]).start()
+
+    first = []
+    with traffic._requests(Slow(), per_second=200.0) as answers:
+        time.sleep(0.03)
+    assert len(answers) == len(first) > 1
 
 
 def test_every_part_has_figures_that_are_looked_for():
