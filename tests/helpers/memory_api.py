@@ -80,11 +80,14 @@ class MemoryApi:
         return self._replace(resource, {**held, "status": copy.deepcopy(status)})
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Any, **_: Any) -> Object:
-        """JSON patches of finalizers: the only ones that the operator sends."""
+        """Merge patches of finalizers: the only ones that the operator sends."""
         self._fault()
-        held = copy.deepcopy(self._held(resource, namespace, name))
-        for step in body:
-            _step(held["metadata"], step)
+        before = self._held(resource, namespace, name)
+        if body["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
+            raise errors.Conflict("the object has been modified", status=409)
+        held = copy.deepcopy(before)
+        held["metadata"]["finalizers"] = body["metadata"]["finalizers"] or []
+        self._admit(resource, before, held)
         if "deletionTimestamp" in held["metadata"] and not held["metadata"].get("finalizers"):
             self.remove(resource, namespace, name)
             return held
@@ -218,22 +221,3 @@ def _selected(resource: Resource, obj: Object) -> bool:
         return True
     key, _, value = selector.partition("=")
     return obj["metadata"].get("labels", {}).get(key) == value
-
-
-def _step(metadata: dict[str, Any], step: Object) -> None:
-    last = step["path"].rpartition("/")[2]
-    if step["op"] == "test":
-        found = metadata.get(last) if last == "resourceVersion" else _item(metadata, last)
-        if found != step["value"]:
-            raise errors.Invalid("the test failed", status=422)
-    elif step["op"] == "add" and last == "finalizers":
-        metadata["finalizers"] = step["value"]
-    elif step["op"] == "add":
-        metadata["finalizers"].append(step["value"])
-    else:
-        del metadata["finalizers"][int(last)]
-
-
-def _item(metadata: dict[str, Any], index: str) -> Any:
-    finalizers = metadata.get("finalizers", ())
-    return finalizers[int(index)] if int(index) < len(finalizers) else None

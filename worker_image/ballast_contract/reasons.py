@@ -104,6 +104,9 @@ class Reason(StrEnum):
     CONFIG_MAP_CONFLICT = "ConfigMapConflict"
     """The ConfigMap with the workers' configuration was not made by Ballast, and is left alone; or the API server refuses ours,
     or to delete it."""
+    WRITE_REFUSED = "WriteRefused"
+    """The API server refuses what Ballast writes into its own objects: where a model is to be, or the finalizer of a
+    WeightBudget. The message has its words; an admission policy or a missing right is the usual cause."""
     INVALID_SPEC = "InvalidSpec"
     """The spec breaks a rule that the schema cannot express."""
     COMMAND_REFUSED = "CommandRefused"

@@ -11,7 +11,7 @@ import json
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -29,7 +29,6 @@ Object = dict[str, Any]
 
 _JSON: Final = "application/json"
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
-_JSON_PATCH: Final = "application/json-patch+json"
 _MERGE_PATCH: Final = "application/merge-patch+json"
 
 _IDEMPOTENT: Final = frozenset({"get", "list", "apply", "delete"})
@@ -155,16 +154,15 @@ class Client:
         resource: Resource,
         namespace: str,
         name: str,
-        body: Sequence[Object] | Object,
+        body: Object,
         *,
         subresource: str = "",
         priority: Priority = Priority.NORMAL,
     ) -> Object:
-        """A list is a JSON patch (a failed test is Invalid), a mapping a merge patch."""
+        """A merge patch. Raises Conflict when it names another resourceVersion than the object has."""
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
-        content = _MERGE_PATCH if isinstance(body, dict) else _JSON_PATCH
         query = {"fieldManager": MANAGED_BY}
-        return await self._call("patch", resource, "PATCH", path, query, body, content=content, priority=priority)
+        return await self._call("patch", resource, "PATCH", path, query, body, content=_MERGE_PATCH, priority=priority)
 
     async def delete(
         self,

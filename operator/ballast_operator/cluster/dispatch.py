@@ -40,6 +40,11 @@ Reconcile = Callable[[Key], Awaitable[float | None]]
 """Reconciles one key; returns the seconds after which it wants to be called again without an event."""
 
 
+def earliest(*timers: float | None) -> float | None:
+    """The least of some delays, of which None is never."""
+    return min((timer for timer in timers if timer is not None), default=None)
+
+
 class Dispatcher:
     """Turns a work queue with a number of workers on the running loop."""
 

@@ -20,6 +20,7 @@ from ballast_operator.cluster.limiter import Priority, TokenBucket
 from ballast_operator.cluster.metrics import ClusterMetrics
 from ballast_operator.cluster.resources import BUDGETS, LEASES
 from ballast_operator.edge.arguments import Arguments
+from ballast_operator.reconcile.deletion import set_finalizers
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +88,8 @@ async def _strip(client: Client, obj: Object) -> int:
     if names.FINALIZER not in metadata.get("finalizers", ()):
         return 0
     kept = [finalizer for finalizer in metadata["finalizers"] if finalizer != names.FINALIZER]
-    body = {"metadata": {"finalizers": kept or None, "resourceVersion": metadata["resourceVersion"]}}
     try:
-        await client.patch(BUDGETS, metadata["namespace"], metadata["name"], body, priority=Priority.FENCING)
+        await set_finalizers(client, obj, kept)
     except errors.NotFound:
         return 0
     except errors.Conflict:

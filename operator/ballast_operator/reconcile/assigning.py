@@ -25,6 +25,7 @@ from ballast_operator.reconcile.world import World, model_key
 from ballast_operator.reconcile.writing import PLACEMENT_MANAGER
 
 _PARALLEL: Final = 32
+_RECORD_AGAIN_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,15 @@ def situation(
         assigned=assigned,
         requested=requested,
         compute_due=compute_due,
+        unrecorded=bool(pool.unrecorded) and now >= pool.record_after,
     )
 
 
 async def place(world: World, pool: Pool, spec: WeightBudgetSpec, inputs: Inputs, *, settled: bool, by: Key) -> Packing:
     """Place models, write the new assignments down, and take them over.
 
-    A model that finds no room keeps the workers that still serve it: nothing is gained by taking it away.
+    A model that finds no room keeps the workers that still serve it: nothing is gained by taking it away. One whose
+    assignment the API server refuses stays where it is, and what is said is left in `pool.unrecorded`.
     """
     packing = _run_pack(pool, spec, inputs, settled=settled)
     known = {worker.name for worker in inputs.capacities}
@@ -91,6 +94,7 @@ async def place(world: World, pool: Pool, spec: WeightBudgetSpec, inputs: Inputs
             continue
         if set(before) != set(placement.workers) and uid not in pool.frozen:
             changed[uid] = placement.workers
+    pool.unrecorded = {}
     if changed:
         pool.generation += 1
         await _write_down(world, pool, inputs.models, changed, by=by)
@@ -144,7 +148,7 @@ async def _write_down(
     *,
     by: Key,
 ) -> None:
-    """Write status.assignment of the changed models; only what was written is taken over."""
+    """Write status.assignment of the changed models; only what was written is taken over, and what is refused told."""
     by_uid = {model.uid: model for model in models}
     slots = asyncio.Semaphore(_PARALLEL)
     generation = pool.generation
@@ -159,6 +163,10 @@ async def _write_down(
                     MODELS, body, manager=PLACEMENT_MANAGER, priority=Priority.READY
                 )
             except (errors.NotFound, errors.Conflict):  # it is gone, or another object by now
+                return
+            except errors.Refused as error:
+                text = f"the API server refuses status.assignment of InferenceModel '{model.name}': {error.message}"
+                pool.unrecorded[uid], pool.record_after = text, world.clock() + _RECORD_AGAIN_SECONDS
                 return
         pool.targets[uid] = workers
         world.observe(MODELS, None, answer, by=by)

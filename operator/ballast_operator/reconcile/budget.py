@@ -10,7 +10,7 @@ from ballast_contract import config, names
 from ballast_contract.reasons import Reason
 from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.cluster.client import Object
-from ballast_operator.cluster.dispatch import Key
+from ballast_operator.cluster.dispatch import Key, earliest
 from ballast_operator.cluster.resources import BUDGETS, CONFIG_MAPS, MODELS
 from ballast_operator.reconcile import (
     assigning,
@@ -93,25 +93,21 @@ class BudgetReconciler:
         if not pool.recovered:
             crew.join(world, key.namespace, key.name, found)  # before models look: whom nobody dialled is not heard
             roster.recover(world, obj, pool)
-        verdict = parse_budget(obj)
-        template: Template | None = None
-        if not isinstance(verdict, Rejection):
-            try:
-                template = render(
-                    place_of(obj),
-                    verdict,
-                    default_image=world.options.worker_image,
-                    operator_image=world.options.operator_image,
-                )
-            except config.ConfigError as error:
-                verdict = Rejection(Reason.INVALID_SPEC, str(error))
+        verdict, template = self._judge(obj)
+        if not (isinstance(verdict, Rejection) or paused(obj)):
+            held = await deletion.add_finalizer(world, obj, by=key)
+            if isinstance(held, Rejection):
+                verdict = held
+            else:
+                obj = held
         if isinstance(verdict, Rejection) or template is None or paused(obj):
             crew.join(world, key.namespace, key.name, found)
             pool.undeleted = None
             self._halt(key, pool, _halted(key.name, verdict))
-            return await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=None, models=())
+            later = await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=None, models=())
+            refused = isinstance(verdict, Rejection) and verdict.reason is Reason.WRITE_REFUSED
+            return earliest(later, _FOREIGN_SECONDS if refused else None)
         self._halt(key, pool, None)
-        obj = await deletion.add_finalizer(world, obj, by=key)
         await self._children(key, obj, pool)
         await gateway.tend(world, obj, pool, verdict.serving.gateway_ref)
         wanted = _wanted(obj, verdict, template)
@@ -122,7 +118,18 @@ class BudgetReconciler:
         found = crew.members(world, obj)
         timers += await self._placement.run(key, obj, pool, verdict, models, found)
         again = await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=wanted, models=models)
-        return min([*timers, *([again] if again is not None else [])], default=None)
+        return earliest(*timers, again)
+
+    def _judge(self, obj: Object) -> tuple[WeightBudgetSpec | Rejection, Template | None]:
+        """The spec with the pods that it asks for, or why it is not accepted."""
+        options, verdict = self._world.options, parse_budget(obj)
+        if isinstance(verdict, Rejection):
+            return verdict, None
+        images = {"default_image": options.worker_image, "operator_image": options.operator_image}
+        try:
+            return verdict, render(place_of(obj), verdict, **images)
+        except config.ConfigError as error:
+            return Rejection(Reason.INVALID_SPEC, str(error)), None
 
     async def _children(self, key: Key, obj: Object, pool: Pool) -> None:
         owner = naming.owner(BUDGETS, obj)

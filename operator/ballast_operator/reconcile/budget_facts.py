@@ -188,6 +188,9 @@ def _degraded(now: Situation, workers: Fact) -> Fact:
         return yes(Reason.SERVICE_CONFLICT, now.conflict)
     if now.undeleted is not None:
         return yes(now.undeleted.reason, now.undeleted.message)
+    if now.unrecorded:
+        others = f" (and {len(now.unrecorded) - 1} more models)" if len(now.unrecorded) > 1 else ""
+        return yes(Reason.WRITE_REFUSED, f"{now.unrecorded[0]}{others}")
     if now.unrouted:
         return yes(Reason.ROUTE_NOT_SERVED, now.unrouted)
     if now.crowded:

@@ -60,6 +60,7 @@ async def report(
         wanted=wanted,
         creation=pool.creation or pool.unshared,
         undeleted=pool.undeleted,
+        unrecorded=list(pool.unrecorded.values()),
         blocked=pool.blocked,
         fragmented_since=pool.fragmented_since,
         models=holding.models_held(pool.holders),

@@ -19,8 +19,9 @@ FRAGMENTED_PERCENT: Final = 50
 class Situation:
     """Everything that a budget's status is made of.
 
-    `creation` is why no pod can be made; `undeleted` why something that should go is still there; `blocked` why an update waits; `fragmented_since` when each worker's memory
-    was first seen in pieces, by uid, on the clock of `now`; `models` counts what each worker holds.
+    `creation` is why no pod can be made; `undeleted` why something that should go is still there; `unrecorded` why models
+    stay where they are, a sentence for each; `blocked` why an update waits; `fragmented_since` when each worker's memory was
+    first seen in pieces, by uid, on the clock of `now`; `models` counts what each worker holds.
     """
 
     verdict: WeightBudgetSpec | Rejection
@@ -30,6 +31,7 @@ class Situation:
     wanted: Wanted | None = None
     creation: Trouble | None = None
     undeleted: Trouble | None = None
+    unrecorded: Sequence[str] = ()
     blocked: str = ""
     fragmented_since: Mapping[str, float] = field(default_factory=dict)
     models: Mapping[str, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import Final
 from ballast_contract import names
 from ballast_contract.reasons import Reason
 from ballast_operator.cluster import errors
-from ballast_operator.cluster.client import Object
+from ballast_operator.cluster.client import Client, Object
 from ballast_operator.cluster.dispatch import Key
 from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import BUDGETS, PODS
@@ -22,6 +22,7 @@ from ballast_operator.fleet.link import CallError, Link
 from ballast_operator.reconcile import host_pools
 from ballast_operator.reconcile.pods import Pod
 from ballast_operator.reconcile.pool import Pool
+from ballast_operator.reconcile.wishes import Rejection
 from ballast_operator.reconcile.world import World
 
 logger = logging.getLogger(__name__)
@@ -31,21 +32,21 @@ GRACE_SECONDS: Final = 10
 
 _LOOK_SECONDS: Final = 1.0
 _RELEASE_SECONDS: Final = 2.0
+_REFUSED_SECONDS: Final = 15.0
 
 
-async def add_finalizer(world: World, obj: Object, *, by: Key) -> Object:
-    """Put our finalizer on a budget before anything is made for it; returns the object with it."""
-    metadata = obj["metadata"]
-    present = metadata.get("finalizers")
-    if present is not None and names.FINALIZER in present:
+async def add_finalizer(world: World, obj: Object, *, by: Key) -> Object | Rejection:
+    """Put our finalizer on a budget before anything is made for it; returns the object with it, or why that is refused."""
+    present = obj["metadata"].get("finalizers") or []
+    if names.FINALIZER in present:
         return obj
-    add = (
-        {"op": "add", "path": "/metadata/finalizers", "value": [names.FINALIZER]}
-        if not present
-        else {"op": "add", "path": "/metadata/finalizers/-", "value": names.FINALIZER}
-    )
-    patch = [{"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}, add]
-    answer = await _patch(world, obj, patch)
+    try:
+        answer = await set_finalizers(world.client, obj, [*present, names.FINALIZER])
+    except errors.Refused as error:
+        return Rejection(
+            Reason.WRITE_REFUSED,
+            f"the API server refuses our finalizer, without which nothing is made: {error.message}",
+        )
     world.observe(BUDGETS, None, answer, by=by)
     return answer
 
@@ -74,13 +75,15 @@ async def finish(world: World, obj: Object, pool: Pool, pods: Sequence[Pod], *, 
         where = ", ".join(f"{pod.name} on {pod.node or 'no node'}" for pod in pods[:5])
         note = f"{len(pods)} worker pods did not end within {limit:.0f} s and are left to Kubernetes: {where}"
         world.events.post(obj, BUDGETS.kind, "Warning", Reason.WORKER_GONE, "Delete", note)
-    index = metadata["finalizers"].index(names.FINALIZER)
-    path = f"/metadata/finalizers/{index}"
-    patch = [{"op": "test", "path": path, "value": names.FINALIZER}, {"op": "remove", "path": path}]
+    kept = [finalizer for finalizer in metadata["finalizers"] if finalizer != names.FINALIZER]
     try:
-        answer = await _patch(world, obj, patch)
+        answer = await set_finalizers(world.client, obj, kept)
     except errors.NotFound:
         return None
+    except errors.Refused as error:
+        note = f"the API server refuses to remove our finalizer: {error.message}"
+        world.events.post(obj, BUDGETS.kind, "Warning", Reason.WRITE_REFUSED, "Delete", note)
+        return _REFUSED_SECONDS
     if answer["metadata"].get("finalizers"):
         world.observe(BUDGETS, None, answer, by=by)
     else:
@@ -113,13 +116,11 @@ async def _release(link: Link) -> None:
         logger.debug("worker %s was not told that it may end: %s", link.member.name, error)
 
 
-async def _patch(world: World, obj: Object, patch: list[Object]) -> Object:
+async def set_finalizers(client: Client, obj: Object, finalizers: Sequence[str]) -> Object:
+    """Give a budget these finalizers, unless it has changed since it was read: Conflict. Raises NotFound, Refused."""
     metadata = obj["metadata"]
-    namespace, name = metadata["namespace"], metadata["name"]
-    try:
-        return await world.client.patch(BUDGETS, namespace, name, patch, priority=Priority.FENCING)
-    except errors.Invalid as error:  # how a JSON patch says that its test failed
-        raise errors.Conflict(error.message, status=error.status) from error
+    body = {"metadata": {"finalizers": list(finalizers) or None, "resourceVersion": metadata["resourceVersion"]}}
+    return await client.patch(BUDGETS, metadata["namespace"], metadata["name"], body, priority=Priority.FENCING)
 
 
 def _time(text: str) -> dt.datetime:

@@ -13,7 +13,7 @@ from ballast_operator.api.inferencemodel import InferenceModelSpec
 from ballast_operator.api.weightbudget import Addresses
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Object
-from ballast_operator.cluster.dispatch import Key
+from ballast_operator.cluster.dispatch import Key, earliest
 from ballast_operator.cluster.resources import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES
 from ballast_operator.reconcile import crew, endpoints, holding, model_facts, model_status, naming
 from ballast_operator.reconcile.endpoints import Ownership
@@ -64,7 +64,7 @@ class ModelReconciler:
             leftover = await self._clear_slices(key)
             situation = Situation(verdict, leftover=leftover, unknown_fields=self._unknown(obj))
             later = await self._report(key, obj, situation, pool)
-            return _earliest(later, _FOREIGN_SECONDS if leftover else None)
+            return earliest(later, _FOREIGN_SECONDS if leftover else None)
         if pool is None or not pool.recovered:
             return None  # its budget is reconciled first, and calls for it then
         targets, holders = pool.targets.get(verdict.uid, ()), pool.holders.get(verdict.uid, frozenset())
@@ -116,7 +116,7 @@ class ModelReconciler:
             own_address=own,
         )
         later = await self._report(key, obj, situation, pool)
-        return _earliest(again, later, _first_reports(involved))
+        return earliest(again, later, _first_reports(involved))
 
     @staticmethod
     def _unknown(obj: Object) -> Sequence[str]:
@@ -197,10 +197,6 @@ class ModelReconciler:
         if written:
             figures_at[uid] = world.clock()
         return max(0.5, world.options.figures_seconds - waited) if written is None else None
-
-
-def _earliest(*timers: float | None) -> float | None:
-    return min((timer for timer in timers if timer is not None), default=None)
 
 
 def _own_address(budget: Object, pool: Pool) -> bool:

@@ -49,11 +49,14 @@ class Placement:
         state = assigning.situation(
             pool, inputs, now, now=world.clock(), requested=bool(token), compute_due=demand.due(pool, spec)
         )
+        pool.unrecorded = {m.uid: pool.unrecorded[m.uid] for m in models if m.uid in pool.unrecorded}
         cause = placing.trigger(state)
         if cause is None and (state.starting or state.reading) and state.waited < placing.GATHER_SECONDS:
             timers.append(max(0.5, placing.GATHER_SECONDS - state.waited))
         if cause is not None:
             await self._place(key, obj, pool, spec, inputs, state, cause, token)
+        if pool.unrecorded:
+            timers.append(max(0.5, pool.record_after - world.clock()))
         held, drained = holding.roll_out(world, pool, models, now)
         timers.append(drained)
         crew.release_idle(world, pool, now, held if spec.workers.replicas else frozenset(), by=key)

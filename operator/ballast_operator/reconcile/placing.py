@@ -68,6 +68,8 @@ class Situation:
     """A repack was asked for by annotation."""
     compute_due: bool
     """Enough device time has passed."""
+    unrecorded: bool
+    """It is time to write down again what the API server refused."""
 
 
 def trigger(now: Situation) -> Trigger | None:
@@ -89,7 +91,7 @@ def trigger(now: Situation) -> Trigger | None:
         return Trigger.COMPUTE
     if now.room != now.room_before:
         return Trigger.WORKERS
-    return Trigger.MODELS if now.signature != now.signature_before else None
+    return Trigger.MODELS if now.unrecorded or now.signature != now.signature_before else None
 
 
 def demands(

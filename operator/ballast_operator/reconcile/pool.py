@@ -72,6 +72,10 @@ class Pool:
 
     messages: dict[str, Told] = field(default_factory=dict)
     """What workers were last told of each model, by uid."""
+    unrecorded: dict[str, str] = field(default_factory=dict)
+    """Why the API server refused the assignment of a model, by uid: it stays where it was."""
+    record_after: float = 0.0
+    """When that is tried again."""
     frozen: frozenset[str] = frozenset()
     """Models (uid) that are paused: they stay where they are, as they are."""
 

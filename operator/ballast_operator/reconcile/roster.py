@@ -90,6 +90,8 @@ def note_obstacles(world: World, pool: Pool, spec: WeightBudgetSpec, models: Seq
         if not spec.workers.replicas:
             budget = model.spec.budget_ref.name
             found[model.uid] = Rejection(Reason.NOT_REQUESTED, f"spec.workers.replicas of WeightBudget '{budget}' is 0")
+        elif model.uid in pool.unrecorded:
+            found[model.uid] = Rejection(Reason.WRITE_REFUSED, pool.unrecorded[model.uid])
         elif idle and not placed:
             if trouble is not None:
                 found[model.uid] = Rejection(trouble.reason, trouble.message)

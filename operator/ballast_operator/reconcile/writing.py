@@ -58,6 +58,7 @@ _POOL_TROUBLES: Final = frozenset(
         Reason.EPOCH_REFUSED,
         Reason.SECRET_CONFLICT,
         Reason.CONFIG_MAP_CONFLICT,
+        Reason.WRITE_REFUSED,
         Reason.SHM_TOO_SMALL,
     }
 )

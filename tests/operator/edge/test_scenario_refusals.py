@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from helpers.operator_rig import BUDGETS, ENDPOINT_SLICES, MODELS, SERVICES, Rig, connect, operator_kubeconfig
+from helpers.operator_rig import BUDGETS, ENDPOINT_SLICES, MODELS, PODS, SERVICES, Rig, connect, operator_kubeconfig
 
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.permissions import PERMISSIONS
@@ -87,3 +89,88 @@ async def may_delete(kubeconfig: Path, kind: Resource, namespace: str, *, so: bo
     finally:
         await client.close()
     return so
+
+
+POLICIES = Resource(
+    "admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", False
+)
+BINDINGS = Resource(
+    "admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", False
+)
+
+
+UNPROBED = "!has(object.metadata.annotations) || !('ballast.dev/probe' in object.metadata.annotations)"
+
+
+@contextlib.asynccontextmanager
+async def policy(rig: Rig, resource: str, expression: str) -> AsyncIterator[None]:
+    """In the namespace of the rig the API server takes only changes for which the expression holds: of a resource, and of
+    budgets, of which there has to be one.
+    """
+    name, client = rig.namespace, rig.client
+    rule = {
+        "apiGroups": ["ballast.dev"],
+        "apiVersions": ["*"],
+        "operations": ["UPDATE"],
+        "resources": [resource, "weightbudgets"],
+    }
+    here = {"matchLabels": {"kubernetes.io/metadata.name": name}}
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
+        "validations": [{"expression": e, "message": "not in this house"} for e in (expression, UNPROBED)],
+    }
+    binding = {"policyName": name, "validationActions": ["Deny"]}
+    made = [
+        (POLICIES, await client.create(POLICIES, {"metadata": {"name": name}, "spec": spec})),
+        (BINDINGS, await client.create(BINDINGS, {"metadata": {"name": name}, "spec": binding})),
+    ]
+    try:
+        await rig.until(lambda: enforced(rig))
+        yield
+    finally:
+        for kind, obj in reversed(made):
+            await client.delete(kind, "", name, uid=obj["metadata"]["uid"])
+
+
+async def enforced(rig: Rig) -> bool:
+    """Whether the API server has taken notice of the policy."""
+    try:
+        await rig.annotate(BUDGETS, "default", probe="1")
+    except errors.Refused:
+        return True
+    await rig.annotate(BUDGETS, "default", probe=None)
+    return False
+
+
+async def test_a_model_whose_assignment_a_policy_refuses_is_told_and_keeps_no_other_from_its_worker(bare: Rig):
+    await bare.budget()
+    await bare.model("ada")
+    await bare.model("ben")
+    async with policy(
+        bare, "inferencemodels/status", "object.metadata.name != 'ada' || !has(object.status.assignment)"
+    ):
+        bare.start_operator()
+        await bare.until_condition(MODELS, "ben", "Ready", "True")
+        for resource, name, type_, status in (
+            (MODELS, "ada", "Ready", "False"),
+            (MODELS, "ada", "Placed", "False"),
+            (BUDGETS, "default", "Degraded", "True"),
+        ):
+            message = await bare.until_condition(resource, name, type_, status, "WriteRefused")
+            assert "the API server refuses status.assignment of InferenceModel 'ada'" in message
+            assert "not in this house" in message
+    await bare.until_condition(MODELS, "ada", "Ready", "True")
+    await bare.until_condition(BUDGETS, "default", "Degraded", "False")
+
+
+async def test_a_budget_whose_finalizer_a_policy_refuses_says_so_and_comes_up_when_it_may_have_it(bare: Rig):
+    await bare.budget()
+    await bare.model("ada")
+    async with policy(bare, "weightbudgets", "!has(object.metadata.finalizers)"):
+        bare.start_operator()
+        message = await bare.until_condition(BUDGETS, "default", "Accepted", "False", "WriteRefused")
+        assert "not in this house" in message
+        await bare.until_condition(MODELS, "ada", "Ready", "False", "WriteRefused")
+        assert await bare.list(PODS) == []
+    await bare.until_condition(MODELS, "ada", "Ready", "True")

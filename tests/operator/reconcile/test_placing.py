@@ -42,6 +42,7 @@ CALM = Situation(
     assigned=frozenset({"a"}),
     requested=False,
     compute_due=False,
+    unrecorded=False,
 )
 FRESH = dataclasses.replace(CALM, workers_before=None, signature_before=None, room_before=None, assigned=frozenset())
 
@@ -55,6 +56,7 @@ FRESH = dataclasses.replace(CALM, workers_before=None, signature_before=None, ro
         (CALM, {"room": 2}, Trigger.WORKERS),
         (CALM, {"requested": True}, Trigger.REQUEST),
         (CALM, {"compute_due": True}, Trigger.COMPUTE),
+        (CALM, {"unrecorded": True}, Trigger.MODELS),
         (CALM, {"workers": frozenset({"a"})}, Trigger.WORKERS),
         (CALM, {"workers": frozenset({"a", "b", "c"})}, Trigger.WORKERS),
         # more are on their way: wait for them, but not for ever, and never when one has gone

@@ -182,3 +182,93 @@ def test_a_claim_that_may_not_be_read_keeps_no_model_from_its_worker(scene: Scen
     scene.leads()
     assert "models" in asked
     assert scene.said(MODELS, "ada", "Ready")[0] == "True"
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda e: str(e.status))
+def test_a_model_whose_assignment_may_not_be_written_is_told_and_keeps_no_other_from_its_worker(
+    scene: Scene, error: errors.ApiError
+):
+    def admit(resource: Resource, _: Any, after: Any) -> errors.ApiError | None:
+        ours = resource == MODELS and after is not None and after["metadata"]["name"] == "ada"
+        return error if ours and "assignment" in after.get("status", {}) else None
+
+    scene.api.admit = admit
+    scene.budget()
+    scene.model("ada")
+    scene.model("ben")
+    scene.leads()
+    scene.passes(60)
+    assert scene.said(MODELS, "ben", "Ready")[0] == "True"
+    assert scene.said(MODELS, "ada", "Placed")[:2] == ("False", "WriteRefused")
+    for resource, name, type_ in ((MODELS, "ada", "Ready"), (BUDGETS, BUDGET, "Degraded")):
+        _, reason, message = scene.said(resource, name, type_)
+        assert reason == "WriteRefused"
+        assert "refuses status.assignment of InferenceModel 'ada'" in message
+        assert error.message in message
+    assert scene.runs("budget/ns/default") < 40
+    told = [event["regarding"]["name"] for event in scene.api.events if event["reason"] == "WriteRefused"]
+    assert told == [BUDGET]
+    scene.api.admit = lambda *_: None
+    scene.passes(30)
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
+    assert scene.said(BUDGETS, BUDGET, "Degraded")[0] == "False"
+
+
+def test_a_model_whose_move_may_not_be_written_serves_where_it_is(scene: Scene):
+    scene.budget(replicas=2)
+    scene.model("ada")
+    scene.leads()
+    assigned = scene.get(MODELS, "ada")["status"]["assignment"]["workers"]
+    scene.api.admit = lambda resource, _, after: (
+        FORBIDDEN if resource == MODELS and "assignment" in (after or {}).get("status", {}) else None
+    )
+    scene.model("ada", replicas=2)
+    scene.passes(60)
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
+    assert scene.said(MODELS, "ada", "Degraded")[:2] == ("True", "WriteRefused")
+    assert scene.get(MODELS, "ada")["status"]["assignment"]["workers"] == assigned
+    scene.api.admit = lambda *_: None
+    scene.passes(30)
+    assert len(scene.get(MODELS, "ada")["status"]["assignment"]["workers"]) == 2
+    assert scene.said(MODELS, "ada", "Degraded")[0] == "False"
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda e: str(e.status))
+def test_a_budget_that_may_not_get_our_finalizer_says_so_and_nothing_is_made_for_it(
+    scene: Scene, error: errors.ApiError
+):
+    def admit(resource: Resource, before: Any, after: Any) -> errors.ApiError | None:
+        if resource != BUDGETS or before is None or after is None or "finalizers" not in after["metadata"]:
+            return None
+        return error
+
+    scene.api.admit = admit
+    scene.budget()
+    scene.model("ada")
+    scene.leads()
+    scene.passes(30)
+    assert scene.api.all(PODS) == []
+    status, reason, message = scene.said(BUDGETS, BUDGET, "Accepted")
+    assert (status, reason) == ("False", "WriteRefused")
+    assert error.message in message
+    assert scene.said(MODELS, "ada", "Ready")[:2] == ("False", "WriteRefused")
+    assert scene.runs("budget/ns/default") < 20
+    scene.api.admit = lambda *_: None
+    scene.passes(60)
+    assert scene.said(MODELS, "ada", "Ready")[0] == "True"
+
+
+def test_a_deleted_budget_whose_finalizer_may_not_go_says_so_and_ends_when_it_may(scene: Scene):
+    scene.budget()
+    scene.leads()
+    scene.api.admit = lambda resource, _, after: (
+        FORBIDDEN if resource == BUDGETS and after is not None and after["metadata"].get("finalizers") == [] else None
+    )
+    scene.api.end(BUDGETS, NAMESPACE, BUDGET)
+    scene.passes(60)
+    told = [event["note"] for event in scene.api.events if event["reason"] == "WriteRefused"]
+    assert told
+    assert FORBIDDEN.message in told[0]
+    scene.api.admit = lambda *_: None
+    scene.passes(30)
+    assert scene.api.all(BUDGETS) == []
