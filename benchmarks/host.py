@@ -50,7 +50,7 @@ TIMES: Final = 200
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures; see `__main__`."""
+    """All figures."""
     with contextlib.ExitStack() as stack:
         shared = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ballast-bench-", dir=SHARED)))
         disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ballast-bench-", dir=options.folder)))

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from ballast_contract import names
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_contract.v1 import control_pb2_grpc
 
@@ -139,7 +140,8 @@ class FakeWorker(control_pb2_grpc.ControlServicer):
     async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:  # noqa: N802
         self.log.append(("Inspect", request))
         if request.uri in self.missing:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"nothing is at {request.uri}")
+            trailing = ((names.REASON_METADATA, Reason.SOURCE_NOT_FOUND.value),)
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"nothing is at {request.uri}", trailing)
         weights = self.bundles.get(request.uri, 10 * MIB)
         return pb.InspectResponse(digest="sha256:" + "0" * 64, weights_bytes=weights, largest_tensor_bytes=weights // 2)
 

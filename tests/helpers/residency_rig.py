@@ -131,9 +131,6 @@ class Queues:
     def executing(self, model: str) -> bool:
         return self.running[model] > 0
 
-    def deadline(self, model: str) -> float | None:
-        return None
-
     def loaded(self, model: str) -> None:
         self.loaded_calls.append(model)
 

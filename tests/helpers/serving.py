@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from ballast_contract.config import ResidencyWish
+from ballast_worker.bundle.manifest import Manifest
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.residency.demand import Readiness, Refusal
 from ballast_worker.residency.protocol import ResidentModel
@@ -212,6 +213,10 @@ class Rig:
         assert done.wait(30)
         return results[0]
 
+    def serves(self, name: str) -> Manifest | None:
+        """The manifest of what answers calls of a name now."""
+        return serves(self.engine, name)
+
     def settle(self) -> None:
         """Wait until the device thread has done what there was."""
         self.on_device(lambda: None)
@@ -249,6 +254,12 @@ class Answer:
         return outcome
 
 
+def serves(engine: DeviceEngine, name: str) -> Manifest | None:
+    """The manifest of what an engine answers calls of a name with."""
+    served = engine._dispatcher.served.get(name)
+    return served.current.model.manifest if served is not None else None
+
+
 class TableCatalog:
     """A catalog that is a table: what is not in it is looked up in the engine."""
 
@@ -260,8 +271,8 @@ class TableCatalog:
     def find(self, model: str) -> Here | Elsewhere | Refusal | None:
         if model in self.table:
             return self.table[model]
-        served = self.engine.model(model)
-        return Here(served.manifest) if served is not None else None
+        manifest = serves(self.engine, model)
+        return Here(manifest) if manifest is not None else None
 
     def ready(self) -> bool:
         return self.accepted

@@ -146,7 +146,7 @@ class Serving(Section):
     control_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.CONTROL_PORT
     """The control service."""
     introspection_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.INTROSPECTION_PORT
-    """Read-only JSON on loopback: /plan, /map, /models, /explain, /regions."""
+    """Read-only JSON on loopback: /plan, /map, /models, /state, /explain, /regions."""
     max_queue: Annotated[int, pydantic.Field(ge=1, le=1 << 20)] = 1024
     """Requests waiting per model; one more is refused."""
     max_request_bytes: Size = 512 << 20

@@ -28,6 +28,9 @@ OIP_SERVICE: Final = "inference.GRPCInferenceService"
 EPOCH_METADATA: Final = "ballast-epoch"
 """Trailing metadata of a refused control call: the highest epoch the worker has seen."""
 
+REASON_METADATA: Final = "ballast-reason"
+"""Trailing metadata of a control call that a worker cannot do as asked: why, from the closed list."""
+
 FORWARDED_HEADER: Final = "ballast-forwarded"
 """Header (HTTP) and metadata (gRPC) of a call passed on by a worker: it is not passed on again."""
 

@@ -26,10 +26,13 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+LONGEST_CALL_SECONDS: Final = 300.0
+"""No call is waited for longer."""
+
 _CALL_SECONDS: Final = 10.0
 _BACKOFF_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
-_OLD_CALLS_SECONDS: Final = 300.0
-"""How long calls may still run on a connection that was replaced."""
+_OLD_CALLS_SECONDS: Final = LONGEST_CALL_SECONDS + 30.0
+"""How long calls may still run on a connection that was replaced: all of them end before it does."""
 
 _DISTRUST: Final = ("handshake failed", "verification check failed")
 """In gRPC's words for a server whose certificate we do not accept."""
@@ -39,12 +42,13 @@ _TURNED_AWAY: Final = "Socket closed"
 
 
 class CallError(Exception):
-    """A control call failed: the worker's word for it and its sentence."""
+    """A control call failed: the word for it and the sentence, and the worker's reason, where it gave one of ours."""
 
-    def __init__(self, message: str, *, code: grpc.StatusCode) -> None:
+    def __init__(self, message: str, *, code: grpc.StatusCode, reason: Reason | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,8 @@ class Link:
         except grpc.aio.AioRpcError as error:
             if (seen := _epoch_of(error)) is not None:
                 self._outrun(seen)
-            raise CallError(error.details() or error.code().name, code=error.code()) from error
+            text = error.details() or error.code().name
+            raise CallError(text, code=error.code(), reason=_reason_of(error)) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
             # A channel that closes cancels its calls, as if their callers had been cancelled, which they are not.
             task = asyncio.current_task()
@@ -302,4 +307,12 @@ def _epoch_of(error: grpc.aio.AioRpcError) -> int | None:
     for key, value in error.trailing_metadata() or ():
         if key == names.EPOCH_METADATA and str(value).isdigit():
             return int(value)
+    return None
+
+
+def _reason_of(error: grpc.aio.AioRpcError) -> Reason | None:
+    """Why the worker cannot do as asked; a reason of another release is not known."""
+    for key, value in error.trailing_metadata() or ():
+        if key == names.REASON_METADATA and value in set(Reason):
+            return Reason(str(value))
     return None

@@ -22,11 +22,8 @@ Source = tuple[str, str]
 _PARALLEL: Final = 8
 _RETRY_SECONDS: Final = 30.0
 
-_REFUSALS: Final = {
-    grpc.StatusCode.NOT_FOUND: Reason.SOURCE_NOT_FOUND,
-    grpc.StatusCode.INVALID_ARGUMENT: Reason.BUNDLE_INVALID,
-    grpc.StatusCode.FAILED_PRECONDITION: Reason.SOURCE_CHANGED,
-}
+_REFUSALS: Final = frozenset({Reason.SOURCE_NOT_FOUND, Reason.BUNDLE_INVALID, Reason.SOURCE_CHANGED})
+"""What a worker says of a bundle; everything else is trouble of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +81,10 @@ class Bundles:
                 answer = await reader.inspect(*source)
             found = Bundle(answer.weights_bytes, answer.largest_tensor_bytes)
         except CallError as error:
-            reason = _REFUSALS.get(error.code)
-            retry_at = self._clock() + _RETRY_SECONDS
-            if reason is not None:
-                found = Bundle(rejection=Rejection(reason, error.message), retry_at=retry_at)
+            if error.reason in _REFUSALS:
+                found = Bundle(
+                    rejection=Rejection(error.reason, error.message), retry_at=self._clock() + _RETRY_SECONDS
+                )
             elif error.code is grpc.StatusCode.UNIMPLEMENTED:
                 found = Bundle()
             else:

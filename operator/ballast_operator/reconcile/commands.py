@@ -16,14 +16,13 @@ from ballast_operator.api.common import MAX_WORD
 from ballast_operator.api.weightbudget import CompactionMode
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.resources import BUDGETS
-from ballast_operator.fleet.link import CallError, Link
+from ballast_operator.fleet.link import LONGEST_CALL_SECONDS, CallError, Link
 from ballast_operator.reconcile.conditions import timestamp
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.world import World, budget_key
 
 logger = logging.getLogger(__name__)
 
-CALL_SECONDS: Final = 300.0
 _PARALLEL: Final = 16
 _AGAIN_SECONDS: Final = 30.0
 
@@ -98,7 +97,7 @@ async def _run(world: World, budget: Object, pool: Pool, compaction: Compaction)
         async with slots:
             reload = compaction.reload.get(link.member.uid, ())
             try:
-                answer = await link.compact(_MODES[compaction.mode], reload, seconds=CALL_SECONDS)
+                answer = await link.compact(_MODES[compaction.mode], reload, seconds=LONGEST_CALL_SECONDS)
             except CallError as error:
                 logger.warning("worker %s was not compacted: %s", link.member.name, error)
                 world.metrics.compactions.labels(namespace, name, compaction.mode.value, "error").inc()
@@ -118,6 +117,8 @@ async def _run(world: World, budget: Object, pool: Pool, compaction: Compaction)
         world.events.post(budget, BUDGETS.kind, "Warning" if failed else "Normal", Reason.COMPACTED, "Compact", note)
     except Exception:
         again = _AGAIN_SECONDS
+        if not compaction.token:
+            pool.to_compact |= {link.member.name for link in compaction.links}
         logger.exception("the compaction of %s/%s came to nothing; once more in %.0f s", namespace, name, again)
     finally:
         pool.compaction = None

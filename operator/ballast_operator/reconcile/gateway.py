@@ -43,7 +43,8 @@ def route(budget: Object, ref: GatewayRef) -> Object:
 async def tend(world: World, budget: Object, pool: Pool, ref: GatewayRef | None) -> None:
     """Make the route as wished, or remove it, and note in `pool.unrouted` what is in the way. Raises Fenced."""
     wished, looked_at = pool.route or ("never", float("-inf"))
-    fresh = ref is None or world.clock() - looked_at < _LOOK_AGAIN_SECONDS
+    settled = ref is None and not pool.unrouted
+    fresh = settled or world.clock() - looked_at < _LOOK_AGAIN_SECONDS
     if wished == ref and fresh:
         return
     try:
@@ -51,11 +52,11 @@ async def tend(world: World, budget: Object, pool: Pool, ref: GatewayRef | None)
     except errors.Fenced:
         raise
     except errors.ApiError as error:
-        pool.unrouted = f"the API server refuses the HTTPRoute: {error}" if ref is not None else ""
-        if ref is None and not isinstance(error, errors.Forbidden):
+        if ref is None and not isinstance(error, errors.Refused):
             # One may be left, and is tried again at the next reconciliation.
             logger.info("%s: the HTTPRoute cannot be removed yet: %s", budget["metadata"]["name"], error)
             return
+        pool.unrouted = f"the API server refuses the HTTPRoute: {error}"
     pool.route = ref, world.clock()
 
 
@@ -65,6 +66,10 @@ async def _make(world: World, budget: Object, ref: GatewayRef | None) -> str:
         held: Object | None = await world.client.get(HTTP_ROUTES, namespace, name)
     except errors.NotFound:
         held = None
+    except errors.Forbidden:
+        if ref is None:  # who may not look at routes has made none
+            return ""
+        raise
     ours = held is not None and naming.is_ours(held) and naming.owner_uid(held) == budget["metadata"]["uid"]
     if ref is None:
         if ours and held is not None:

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from helpers.fake_worker import FakeWorker
 
+from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.fleet.authority import Identity, KeyPair
 from ballast_operator.fleet.channel import Member
@@ -145,6 +146,7 @@ async def test_a_refused_call_says_what_the_worker_said(rig: Rig, worker: FakeWo
     with pytest.raises(CallError, match="nothing is at pvc://m/x") as caught:
         await rig.link.inspect("pvc://m/x", "")
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
+    assert caught.value.reason is Reason.SOURCE_NOT_FOUND
 
 
 async def compacting(rig: Rig, worker: FakeWorker) -> asyncio.Task[pb.CompactMemoryResponse]:

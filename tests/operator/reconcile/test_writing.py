@@ -200,19 +200,22 @@ class Reader:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("code", "given", "reason"),
     [
-        (grpc.StatusCode.NOT_FOUND, Reason.SOURCE_NOT_FOUND),
-        (grpc.StatusCode.INVALID_ARGUMENT, Reason.BUNDLE_INVALID),
-        (grpc.StatusCode.UNAVAILABLE, Reason.PENDING),
+        (grpc.StatusCode.NOT_FOUND, Reason.SOURCE_NOT_FOUND, Reason.SOURCE_NOT_FOUND),
+        (grpc.StatusCode.INVALID_ARGUMENT, Reason.BUNDLE_INVALID, Reason.BUNDLE_INVALID),
+        (grpc.StatusCode.INVALID_ARGUMENT, Reason.SOURCE_CHANGED, Reason.SOURCE_CHANGED),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE_EXCEEDED, Reason.PENDING),
+        (grpc.StatusCode.FAILED_PRECONDITION, None, Reason.PENDING),  # our epoch is over
+        (grpc.StatusCode.UNAVAILABLE, None, Reason.PENDING),
     ],
 )
-async def test_a_bundle_that_cannot_be_read_is_looked_at_again(build: Builder, code, reason):
+async def test_a_bundle_that_cannot_be_read_is_looked_at_again(build: Builder, code, given, reason):
     clock = [0.0]
     changed = asyncio.Event()
     bundles = Bundles(clock=lambda: clock[0], changed=changed.set)
     model = build.model()
-    reader = Reader(CallError("why", code=code), pb.InspectResponse(weights_bytes=5))
+    reader = Reader(CallError("why", code=code, reason=given), pb.InspectResponse(weights_bytes=5))
     assert bundles.want([model], [reader]) is None
     await changed.wait()
     changed.clear()

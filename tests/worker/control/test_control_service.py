@@ -30,6 +30,10 @@ def epoch_of(error):
     return dict(error.trailing_metadata())[names.EPOCH_METADATA]
 
 
+def reason_of(error):
+    return dict(error.trailing_metadata())[names.REASON_METADATA]
+
+
 @pytest.fixture
 def worker(config_for, start):
     return start(config_for(managed=True, device={"budget": "24m"}))
@@ -99,11 +103,13 @@ def test_headers_are_inspected_without_building(worker, small_bundle, tmp_path):
     assert set(found.platforms) == {"cpu", "cuda"}
     missing = refused(worker.control.Inspect, pb.InspectRequest(uri=f"file://{tmp_path / 'no'}"))
     assert missing.code() == grpc.StatusCode.NOT_FOUND
+    assert reason_of(missing) == "SourceNotFound"
     assert missing.details().startswith("SourceNotFound: ")
     other = refused(
         worker.control.Inspect, pb.InspectRequest(uri=f"file://{small_bundle.path}", digest="sha256:" + "0" * 64)
     )
     assert other.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert reason_of(other) == "SourceChanged"
     assert other.details().startswith("SourceChanged: ")
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.plain_bundles import random_bundle
 
-from ballast_contract.config import WorkerConfig
+from ballast_contract.config import ResidencyWish, WorkerConfig
 from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuildResult, BuiltProgram
 from ballast_worker.bundle.reader import open_bundle
@@ -54,6 +55,7 @@ class Engine:
     def __init__(self):
         self.offers = []
         self.served = {}
+        self.installed = []
 
     def add(self, model, done):
         self.offers.append((model, done))
@@ -66,6 +68,7 @@ class Engine:
         """What was offered first."""
         model, done = self.offers.pop(0)
         self.served[model.resident.name] = model.resident.bundle.digest
+        self.installed.append(model)
         done(None)
 
 
@@ -186,6 +189,48 @@ def coded(planned, spec):
         return made
 
     return make
+
+
+def wish(rig, name, residency) -> Future[Refusal | None]:
+    done: Future[Refusal | None] = Future()
+    rig.lineup.override(name, residency, done)
+    return done
+
+
+def test_an_assignment_that_comes_while_a_wish_is_handed_over_ends_the_wish(rig, spec):
+    one = spec("one")
+    rig.serve(one)
+    done = wish(rig, "one", ResidencyWish.DEVICE)
+    rig.lineup.apply((one,), {})  # as it was: whoever assigns knows of no wish
+    rig.engine.install()
+    rig.until(done.done)
+    rig.until(lambda: bool(rig.engine.offers))
+    rig.engine.install()
+    rig.until_stage("one", Stage.SERVED)
+    assert done.result() is None
+    assert rig.lineup.views["one"].spec == one
+    assert [model.resident.wish for model in rig.engine.installed] == [
+        ResidencyWish.UNPINNED,
+        ResidencyWish.DEVICE,
+        ResidencyWish.UNPINNED,
+    ]
+
+
+def test_a_wish_that_the_device_refuses_leaves_everything_as_it_was(rig, spec):
+    rig.serve(spec("one"))
+    before = rig.lineup.views["one"]
+    done = wish(rig, "one", ResidencyWish.DEVICE)
+    refusal = Refusal(Reason.INSUFFICIENT_DEVICE_MEMORY, "no room", None)
+    rig.engine.offers.pop(0)[1](refusal)
+    rig.until(done.done)
+    assert done.result() == refusal
+    assert rig.lineup.views["one"] == before
+
+
+def test_a_wish_for_what_is_not_served_yet_is_a_key_error(rig, spec):
+    rig.lineup.apply((spec("one"),), {})
+    assert isinstance(wish(rig, "one", ResidencyWish.DEVICE).exception(), KeyError)
+    assert isinstance(wish(rig, "other", ResidencyWish.DEVICE).exception(), KeyError)
 
 
 def test_executables_that_serve_on_after_their_spec_was_refused_count_against_the_plan(planned, coded, spec):

@@ -60,9 +60,6 @@ class Engine:
     def executing(self, model):
         return False
 
-    def deadline(self, model):
-        return None
-
     def loaded(self, model):
         self.told.append(model)
 

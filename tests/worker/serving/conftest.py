@@ -145,7 +145,7 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
 
     yield make
     for rig in rigs:
-        rig.engine.stop(drain_seconds=0)
+        rig.engine.stop()
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def make_server() -> Iterator[Callable[..., Server]]:
     yield make
     for server in servers:
         server.stop()
-        server.rig.engine.stop(drain_seconds=0)
+        server.rig.engine.stop()
 
 
 @pytest.fixture(scope="module")

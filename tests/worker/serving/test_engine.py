@@ -147,10 +147,8 @@ def test_a_cold_model_is_loaded_for_its_caller_while_others_are_answered(make_ri
     check(rig.submit("warm", rows(1), batch=1), affine, rows(1))
     assert not cold.arrived
     assert rig.on_device(lambda: rig.engine.queued("cold")) == 1
-    assert rig.on_device(lambda: rig.engine.deadline("cold")) == rig.clock() + 60.0
     rig.on_device(lambda: rig.residency.complete("cold"))
     check(cold, affine_v2, rows(1))
-    assert rig.on_device(lambda: rig.engine.deadline("cold")) is None
 
 
 def test_the_weights_of_every_cold_model_are_asked_for_at_once(make_rig, affine):
@@ -341,7 +339,7 @@ def test_a_device_thread_that_cannot_go_on_ends_the_process(make_rig, affine):
     with held(rig):
         rig.submit("affine", rows(1), batch=1)
         rig.engine.submit(Call("other", (rows(1),), {"batch": 1}, rig.clock() + 60, lambda _: None))
-    rig.engine.stop(drain_seconds=0.0)
+    rig.engine.stop()
     assert messages == ["the device thread cannot go on: MemoryError('no memory for a view')"]
     assert rig.submit("affine", rows(1), batch=1).refusal().reason is Reason.DRAINING
 
@@ -373,12 +371,12 @@ def test_accounts_count_requests_rows_and_dispatches_and_survive_a_removal(rig, 
     assert rig.engine.loads()["affine"].requests == 3
 
 
-def test_a_stopping_engine_answers_what_waits_and_takes_nothing_new(make_rig, affine):
+def test_a_stopping_engine_answers_or_refuses_every_call_and_takes_nothing_new(make_rig, affine):
     rig = make_rig()
     rig.add("affine", affine)
     with held(rig):
         waiting = [rig.submit("affine", rows(1), batch=1) for _ in range(3)]
-        stopper = threading.Thread(target=rig.engine.stop, kwargs={"drain_seconds": 30.0})
+        stopper = threading.Thread(target=rig.engine.stop)
         stopper.start()
         while rig.engine._admitting:
             pass
@@ -386,7 +384,10 @@ def test_a_stopping_engine_answers_what_waits_and_takes_nothing_new(make_rig, af
     stopper.join(30)
     assert not stopper.is_alive()
     for answer in waiting:
-        check(answer, affine, rows(1))
+        if isinstance(answer.outcome(), Refusal):
+            assert answer.refusal().reason is Reason.DRAINING
+        else:
+            check(answer, affine, rows(1))
     assert late.refusal().reason is Reason.DRAINING
     assert rig.submit("affine", rows(1), batch=1).refusal().reason is Reason.DRAINING
 
@@ -396,7 +397,7 @@ def test_what_cannot_be_answered_before_the_end_is_refused(make_rig, affine):
     rig.add("cold", affine)
     answer = rig.submit("cold", rows(1), batch=1)
     rig.settle()
-    rig.engine.stop(drain_seconds=0.0)
+    rig.engine.stop()
     assert answer.refusal().reason is Reason.DRAINING
     assert rig.add("cold", affine).reason is Reason.DRAINING
     gone = threading.Event()
@@ -413,7 +414,7 @@ def test_a_damaged_executable_is_not_loaded(rig, affine, tmp_path):
     assert f"the builder wrote {affine.programs[0].digest}" in refusal.message
     file.unlink()
     assert "cannot be read: No such file" in rig.add("affine", damaged).message
-    assert rig.engine.model("affine") is None
+    assert rig.serves("affine") is None
 
 
 def test_loading_and_running_executables_compiles_nothing(make_rig, affine, sequence):

@@ -86,7 +86,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        self.engine.stop(drain_seconds=0)
+        self.engine.stop()
         self.loader.close()
         self.memory.close()
         self.store.close()

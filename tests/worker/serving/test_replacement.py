@@ -26,10 +26,10 @@ def test_the_old_version_serves_until_the_weights_of_the_new_one_are_there(make_
     rig.add("m", affine)
     rig.on_device(lambda: rig.residency.complete("m"))
     assert rig.add("m", affine_v2) is None
-    assert rig.engine.model("m").manifest is affine.bundle.manifest
+    assert rig.serves("m") is affine.bundle.manifest
     check(rig.submit("m", rows(2), batch=2), affine, rows(2))
     rig.on_device(lambda: rig.residency.complete("m"))
-    assert rig.engine.model("m").manifest is affine_v2.bundle.manifest
+    assert rig.serves("m") is affine_v2.bundle.manifest
     check(rig.submit("m", rows(2), batch=2), affine_v2, rows(2))
 
 
@@ -81,7 +81,7 @@ def test_another_wish_for_the_same_bundle_loads_no_executable_again(rig, affine)
 def test_what_residency_refuses_is_not_served_and_leaves_the_old_version_alone(rig, affine, affine_v2):
     rig.residency.register_refusal = Refusal(Reason.INSUFFICIENT_DEVICE_MEMORY, "too large for this device")
     assert rig.add("m", affine).message == "too large for this device"
-    assert rig.engine.model("m") is None
+    assert rig.serves("m") is None
     rig.residency.register_refusal = None
     rig.add("m", affine)
     rig.residency.register_refusal = Refusal(Reason.INSUFFICIENT_DEVICE_MEMORY, "too large for this device")

@@ -88,7 +88,7 @@ class ControlServicer:
 
     def Inspect(self, request, context):
         """Reads a bundle's headers (never its weights), so that placement knows bytes before anything is built.
-        NOT_FOUND, INVALID_ARGUMENT (reason BundleInvalid in the message).
+        NOT_FOUND (SourceNotFound), INVALID_ARGUMENT (BundleInvalid, SourceChanged), DEADLINE_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,11 +21,13 @@ from typing import Any, Final
 
 from ballast_worker.build.builder import BuiltProgram, Dimensions
 from ballast_worker.build.sweep import record_of, sweep
+from ballast_worker.bundle.placing import replace_file
 
 _log = logging.getLogger(__name__)
 
 _RECORD_VERSION: Final = 1
 _MAX_RECORD_BYTES: Final = 64 << 10
+_FILE_MODE: Final = 0o640
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class ExecutableStore:
         digest = hashlib.sha256(data).hexdigest()
         # The content is part of the name: two writers of one key never mix one's record with the other's file.
         file = self.root / f"{key.name()}-{digest[:16]}.executable"
-        _write(file, data)
+        replace_file(file, data, mode=_FILE_MODE)
         record = {
             "version": _RECORD_VERSION,
             "key": json.loads(key.canonical()),
@@ -140,7 +141,7 @@ class ExecutableStore:
             "digest": f"sha256:{digest}",
             **asdict(measured),
         }
-        _write(self._record(key), json.dumps(record, sort_keys=True, indent=1).encode())
+        replace_file(self._record(key), json.dumps(record, sort_keys=True, indent=1).encode(), mode=_FILE_MODE)
         return _program(key, file, f"sha256:{digest}", measured)
 
     def tend(self, used: Iterable[BuiltProgram]) -> None:
@@ -198,24 +199,3 @@ def _program(key: Key, file: Path, digest: str, measured: Measured) -> BuiltProg
         code_bytes=measured.code_bytes,
         run_seconds=measured.run_seconds,
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file as a whole: readers and crashes see the old bytes or the new ones."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a directory beside its place and moving it there, so that readers never see half of it."""
+"""Writing beside a place and moving it there, so that readers and crashes never see half of it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,27 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
+
+
+def replace_file(path: Path, data: bytes, *, mode: int) -> None:
+    """Give a small file these bytes; returns when they would survive a crash of the machine.
+
+    Raises:
+        OSError: it cannot be written; it is then as before.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync(path.parent)
 
 
 @contextlib.contextmanager

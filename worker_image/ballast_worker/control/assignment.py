@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from ballast_contract.config import ResidencyWish
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_worker.bundle.placing import replace_file
 from ballast_worker.serving.catalog import Endpoint
 
 _DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{64})?")
@@ -192,22 +192,7 @@ class AssignmentFile:
         Raises:
             OSError: the state directory cannot be written.
         """
-        write_atomically(self._path, json.dumps(_to_json(assignment), sort_keys=True).encode())
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a small file of this process's own: after a crash it has the old bytes or the new ones.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as stream:
-        os.fchmod(stream.fileno(), 0o600)
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+        replace_file(self._path, json.dumps(_to_json(assignment), sort_keys=True).encode(), mode=0o600)
 
 
 def _to_json(assignment: Assignment) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -19,7 +18,7 @@ from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control import report
 from ballast_worker.control.assignment import AssignedModel, Assignment, AssignmentError, AssignmentFile
 from ballast_worker.control.lineup import Limits, Lineup
-from ballast_worker.control.models import Failure, Stage, servable
+from ballast_worker.control.models import Failure
 from ballast_worker.control.parts import Parts
 from ballast_worker.device.plan import Plan
 from ballast_worker.residency.demand import Decision, Refusal
@@ -113,23 +112,9 @@ class Desk:
 
     def set_residency(self, name: str, wish: ResidencyWish, timeout: float) -> Refusal | None:
         """See `Controlled.set_residency`."""
-        parts, view = self._parts(), self._lineup.views[name]
-        if parts is None or view.serving is None or view.stage is not Stage.SERVED:
-            raise KeyError(name)
-        spec = replace(view.spec, residency=wish)
         done: Future[Refusal | None] = Future()
-        parts.engine.add(servable(spec, view.serving), done.set_result)
-        refusal = self._result(done, timeout, "the change is under way, but")
-        if refusal is None:
-            known: Future[Refusal | None] = Future()
-
-            def remember() -> None:
-                self._lineup.override(name, spec)
-                known.set_result(None)
-
-            self._post(remember)
-            return self._result(known, timeout, "the change was made, but")
-        return refusal
+        self._post(partial(self._lineup.override, name, wish, done))
+        return self._result(done, timeout, "the change is under way, but")
 
     def model_state(self, name: str) -> pb.ModelState:
         """See `Controlled.model_state`."""

@@ -71,13 +71,13 @@ class TlsFront:
         peer = str((writer.get_extra_info("peername") or ("an address that is gone",))[0])
         try:
             tls = _Tls(self._certificates.context(), reader, writer)
-            known = await self._is_operator(tls, peer)
-            self._strangers.pop(writer, None)
-            if known:
+            if await self._is_operator(tls, peer):
+                self._strangers.pop(writer, None)
                 await self._relay(tls)
         except OSError:  # either side went away
             pass
         finally:
+            self._strangers.pop(writer, None)
             writer.close()
             self._connections.discard(task)
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from ballast_contract.config import WorkerConfig
+from ballast_contract.config import ResidencyWish, WorkerConfig
 from ballast_contract.reasons import Reason
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import Bundle
@@ -168,11 +168,19 @@ class Lineup:
         """What wants to be served and can be, as far as is known."""
         return {n: v.built for n, v in self.views.items() if v.built is not None and v.stage is not Stage.REFUSED}
 
-    def override(self, name: str, spec: AssignedModel) -> None:
-        """Serve a model by another wish until the next assignment; it was handed over already."""
+    def override(self, name: str, wish: ResidencyWish, done: Future[Refusal | None]) -> None:
+        """Serve a model by another wish until the next assignment; `done` gets the refusal of the device thread, if it
+        refuses, or a KeyError where the model is not served.
+        """
         view = self.views.get(name)
-        if view is not None:
-            self._set(replace(view, spec=spec))
+        if self._engine is None or view is None or view.serving is None or view.stage is not Stage.SERVED:
+            done.set_exception(KeyError(name))
+            return
+        # The view has the new spec before the device thread takes it: an assignment that comes now differs from it.
+        before, spec = view.spec, replace(view.spec, residency=wish)
+        self._set(replace(view, spec=spec))
+        overridden = partial(self._overridden, before, spec, done)
+        self._engine.add(servable(spec, view.serving), lambda refusal: self._post(partial(overridden, refusal)))
 
     def load_refused(self, name: str, refusal: Refusal) -> None:
         """What is served could not be loaded. Files that are others by now are looked at anew, in a second, unless a digest
@@ -293,6 +301,13 @@ class Lineup:
         self._retries.forget(spec.name)
         self.fresh = self.fresh or view.serving is None
         self._set(replace(view, stage=Stage.SERVED, failure=None, message="", serving=built))
+
+    def _overridden(
+        self, before: AssignedModel, spec: AssignedModel, done: Future[Refusal | None], refusal: Refusal | None
+    ) -> None:
+        if refusal is not None and (view := self._current(spec)) is not None:
+            self._set(replace(view, spec=before))
+        done.set_result(refusal)
 
     def _refuse(self, spec: AssignedModel, failure: Failure) -> None:
         view = replace(self.views[spec.name], stage=Stage.REFUSED, failure=failure, message="")

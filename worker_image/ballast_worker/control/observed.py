@@ -65,17 +65,13 @@ class ObservedEngine:
         """See `Engine.remove`."""
         self._engine.remove(name, done)
 
-    def model(self, name: str) -> ServableModel | None:
-        """See `Engine.model`."""
-        return self._engine.model(name)
-
     def loads(self) -> Mapping[str, ModelLoad]:
         """See `Engine.loads`."""
         return self._engine.loads()
 
-    def stop(self, *, drain_seconds: float) -> None:
+    def stop(self) -> None:
         """See `Engine.stop`."""
-        self._engine.stop(drain_seconds=drain_seconds)
+        self._engine.stop()
 
     def requests(self) -> tuple[dict[str, Requests], int]:
         """A copy of what became of the calls of each model, and how many are under way."""

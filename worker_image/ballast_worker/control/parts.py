@@ -86,7 +86,7 @@ class Parts:
     def stop(self, *, grace_seconds: float) -> None:
         """Answer what is under way within the grace, refuse the rest, and give everything back."""
         self.frontend.stop(grace_seconds=grace_seconds)
-        self.engine.stop(drain_seconds=0.0)
+        self.engine.stop()
         self.loader.close()
         self.memory.close()
         self.store.close()
@@ -146,7 +146,7 @@ def reserve(
             scratch_limit=plan.line(SCRATCH),
         )
         engine.start(residency)
-        undo.callback(engine.stop, drain_seconds=0.0)
+        undo.callback(engine.stop)
         observed = ObservedEngine(engine)
         frontend = run_in_thread(Frontend(config.serving, observed, catalog))
         undo.pop_all()

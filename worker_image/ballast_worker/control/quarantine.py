@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from ballast_worker.control.assignment import AssignedModel, write_atomically
+from ballast_worker.bundle.placing import replace_file
+from ballast_worker.control.assignment import AssignedModel
 from ballast_worker.control.journal import Culprit
 
 _TWICE_WITHIN_SECONDS: Final = 600.0
@@ -87,7 +88,7 @@ class Quarantine:
 
     def _save(self) -> None:
         data = {name: asdict(entry) for name, entry in self._models.items()}
-        write_atomically(self.path, json.dumps(data, sort_keys=True).encode())
+        replace_file(self.path, json.dumps(data, sort_keys=True).encode(), mode=0o600)
 
 
 def _load(path: Path) -> Mapping[str, Suspect]:

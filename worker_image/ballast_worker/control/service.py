@@ -140,7 +140,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             bundle = self._worker.inspect(request.uri, request.digest, _timeout(context))
         except BundleError as error:
-            self._abort(context, _code(Reason(error.reason)), f"{error.reason}: {error}")
+            self._refuse(context, Refusal(Reason(error.reason), str(error)))
         if isinstance(bundle, Refusal):
             self._refuse(context, bundle)
         return pb.InspectResponse(
@@ -241,6 +241,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
 
     def _refuse(self, context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
+        context.set_trailing_metadata(((names.REASON_METADATA, refusal.reason.value),))
         self._abort(context, _code(refusal.reason), f"{refusal.reason}: {refusal.message}")
 
     @staticmethod

@@ -245,6 +245,9 @@ class OpenedPool:
         """Hold a region against eviction. Hold the table's lock, so that nobody is evicting it."""
         if wanted:
             with self._keeping:
+                former = self._kept.get(entry.digest, entry.slot)
+                if former != entry.slot:
+                    self._keeps.unlock(keep_byte(former))
                 self._keeps.try_shared(keep_byte(entry.slot))
                 self._kept[entry.digest] = entry.slot
 

@@ -21,10 +21,6 @@ class Demand(Protocol):
         """Whether an execution of this model has been enqueued and not been seen to end."""
         ...
 
-    def deadline(self, model: str) -> float | None:
-        """The earliest deadline among the waiting requests, on the monotonic clock in seconds; None when none waits."""
-        ...
-
 
 class Readiness(Enum):
     """What the device thread may do with a model now."""
@@ -32,9 +28,7 @@ class Readiness(Enum):
     READY = "ready"
     """Its weights are on the device: it can be leased."""
     LOADING = "loading"
-    """A load is under way, or waits for one; its end is announced through `Residency.completed`."""
-    REFUSED = "refused"
-    """It cannot be loaded now; the refusal says why."""
+    """A load is under way, or waits for one; its end is announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +56,7 @@ class Candidate:
         priority: its value, in reload seconds per byte and second (see `priority`); low goes first.
         queued: requests wait for it.
         chosen: it was evicted.
-        excluded: why it could not go (pinned, executing, leased, loading), or empty.
+        excluded: why it could not go (pinned, executing, leased, loading, recent), or empty.
     """
 
     model: str
@@ -81,7 +75,7 @@ class Decision:
         sequence: grows by one per decision.
         unix_seconds: wall clock.
         model: whom it was about.
-        kind: load, compact or drop.
+        kind: load or compact.
         verdict: admitted, admittedAfterEviction, admittedAfterMoves, waiting or refused.
         needed: bytes asked for.
         free: bytes free before.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from ballast_contract.config import ResidencyWish
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.device.memory import Statistics
-from ballast_worker.residency.admission import Excluded, Resident
+from ballast_worker.residency.admission import Resident
 from ballast_worker.residency.demand import Candidate, Decision, Refusal
 from ballast_worker.residency.protocol import ModelSnapshot, ResidencySnapshot, Tier
 from ballast_worker.residency.records import Model
@@ -149,7 +149,7 @@ def _candidates(decision: Decision, residents: tuple[Resident, ...]) -> tuple[Ca
             nbytes=resident.nbytes,
             priority=math.exp2(resident.key),
             queued=resident.queued,
-            chosen=resident.excluded is Excluded.NOT and resident.model in gone,
+            chosen=resident.model in gone,
             excluded=resident.excluded.value,
         )
         for resident in residents

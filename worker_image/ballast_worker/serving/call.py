@@ -92,14 +92,10 @@ class Engine(Protocol):
         """Serve it no longer: waiting calls are refused, running ones end. Any thread."""
         ...
 
-    def model(self, name: str) -> ServableModel | None:
-        """The model served under this name now. Any thread."""
-        ...
-
     def loads(self) -> Mapping[str, ModelLoad]:
         """A consistent snapshot per model. Any thread."""
         ...
 
-    def stop(self, *, drain_seconds: float) -> None:
-        """Admit nothing new, answer what waits within `drain_seconds`, refuse the rest, end the thread."""
+    def stop(self) -> None:
+        """Admit nothing new, refuse what waits, end the thread."""
         ...

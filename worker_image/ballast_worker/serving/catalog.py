@@ -22,15 +22,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """A model of this worker.
+    """A model of this worker: a call would be answered, where its weights are not on the device after a load.
 
     Attributes:
         manifest: of the bundle that serves now; the same object as long as the bundle is the same.
-        refusal: why a call would not be answered; None when it would be, also where its weights have to be loaded first.
     """
 
     manifest: Manifest
-    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,6 @@ class Dispatcher:
         """When a deadline has to be looked at, if nothing happens before."""
         return self._timers[0][0] if self._timers else None
 
-    @property
-    def idle(self) -> bool:
-        """Nothing executes and nothing waits."""
-        return not self._executions and not any(served.queue for served in self.served.values())
-
     def refuse_all(self, refusal: Refusal) -> None:
         """Refuse every waiting call, and see running executions to their end."""
         for name in list(self.served):
@@ -126,11 +121,6 @@ class Dispatcher:
     def executing(self, model: str) -> bool:
         """See `Demand.executing`."""
         return self._executions.executing(model)
-
-    def deadline(self, model: str) -> float | None:
-        """See `Demand.deadline`."""
-        served = self.served.get(model)
-        return served.queue.deadline() if served is not None else None
 
     # Listener
 

@@ -77,7 +77,7 @@ class DeviceEngine:
         self._inbox: queue.SimpleQueue[tuple[Call, float] | _Action] = queue.SimpleQueue()
         self._loaders = ThreadPoolExecutor(2, thread_name_prefix="executable-loader")
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
-        self._drain_until: float | None = None  # of the device thread
+        self._ending = False  # of the device thread
         # Guarded by the lock: nothing comes into the inbox once it was closed, so nothing can be left in it.
         self._lock = threading.Lock()
         self._admitting = True
@@ -129,28 +129,22 @@ class DeviceEngine:
                 return
         done()
 
-    def model(self, name: str) -> ServableModel | None:
-        """See `Engine.model`."""
-        served = self._dispatcher.served.get(name)
-        return served.current.model if served is not None else None
-
     def loads(self) -> Mapping[str, ModelLoad]:
         """See `Engine.loads`."""
         return self._accounts.snapshot(
             {name: len(served.queue) for name, served in self._dispatcher.served.copy().items()}
         )
 
-    def stop(self, *, drain_seconds: float) -> None:
+    def stop(self) -> None:
         """See `Engine.stop`. Not from the device thread."""
         with self._lock:
             self._admitting = False
         self._loaders.shutdown(wait=True, cancel_futures=False)
-        until = self._clock() + drain_seconds
 
-        def drain() -> None:
-            self._drain_until = until
+        def end() -> None:
+            self._ending = True
 
-        self.post(drain)
+        self.post(end)
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -161,10 +155,6 @@ class DeviceEngine:
     def executing(self, model: str) -> bool:
         """See `Demand.executing`."""
         return self._dispatcher.executing(model)
-
-    def deadline(self, model: str) -> float | None:
-        """See `Demand.deadline`."""
-        return self._dispatcher.deadline(model)
 
     def loaded(self, model: str) -> None:
         """See `Listener.loaded`."""
@@ -234,12 +224,9 @@ class DeviceEngine:
 
     def _serve(self) -> None:
         busy = False
-        while not self._drained():
+        while not self._ending:
             self._receive(block=not busy)
             busy = self._dispatcher.step()
-
-    def _drained(self) -> bool:
-        return self._drain_until is not None and (self._dispatcher.idle or self._clock() >= self._drain_until)
 
     def _receive(self, *, block: bool) -> None:
         """Take everything from the inbox; wait for something, or for the next deadline, when asked to block."""
@@ -252,8 +239,8 @@ class DeviceEngine:
             pass
 
     def _patience(self) -> float | None:
-        moments = [moment for moment in (self._dispatcher.wake_at(), self._drain_until) if moment is not None]
-        return max(0.0, min(moments) - self._clock()) if moments else None
+        moment = self._dispatcher.wake_at()
+        return max(0.0, moment - self._clock()) if moment is not None else None
 
     def _handle(self, item: tuple[Call, float] | _Action) -> None:
         if isinstance(item, tuple):

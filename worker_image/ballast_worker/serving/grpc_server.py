@@ -128,7 +128,7 @@ class GrpcServer(grpc.GenericRpcHandler):
             return found
         if isinstance(found, Refusal) and found.reason is Reason.NOT_REQUESTED:
             await _refuse(context, found)
-        return pb.ModelReadyResponse(ready=isinstance(found, Here) and found.refusal is None).SerializeToString()
+        return pb.ModelReadyResponse(ready=isinstance(found, Here)).SerializeToString()
 
     async def _model_metadata(self, message: bytes, context: Context) -> bytes:
         request = await _parse(pb.ModelMetadataRequest, message, context)
@@ -146,8 +146,6 @@ class GrpcServer(grpc.GenericRpcHandler):
         model = head.model_name
         found = await self._find("ModelInfer", model, head.model_version, message, context)
         while isinstance(found, Here):
-            if found.refusal is not None:
-                await _refuse(context, found.refusal)
             try:
                 request = grpc_codec.decode(self._service.signature(model, found.manifest), head, raw)
             except RequestError as error:

@@ -53,7 +53,7 @@ class HttpHandler:
             route = routes.parse(request.target)
             if route is not None and route.operation is Operation.INFER and request.method in route.methods:
                 found = self._service.find(route.model, route.version, forwarded=_FORWARDED in request.headers)
-                return isinstance(found, Here) and found.refusal is None
+                return isinstance(found, Here)
         return False
 
     def handle(self, exchange: Exchange) -> None:
@@ -102,8 +102,6 @@ class HttpHandler:
         if route.operation is Operation.MODEL_METADATA:
             signature = self._service.signature(route.model, found.manifest)
             exchange.respond_json(200, metadata.model(route.model, signature))
-        elif found.refusal is not None:
-            refuse(exchange, found.refusal)
         elif route.operation is Operation.MODEL_READY:
             exchange.respond_json(200, {"name": route.model, "ready": True})
         elif exchange.stream is not None:
