@@ -113,6 +113,7 @@ class Worker:
             post=self._posts.append,
             loader=cast("Any", self),
             scratch_limit=SCRATCH,
+            weights_percent=100,
             after=lambda seconds, action: self._alarms.append((self.now + seconds, next(self._numbers), action)),
             clock=lambda: self.now,
         )

@@ -170,6 +170,7 @@ class Rig:
             post=self.posts.append,
             loader=self.loader,
             scratch_limit=scratch_limit,
+            weights_percent=100,
             after=lambda seconds, action: self.alarms.append((self.now + seconds, action)),
             clock=lambda: self.now,
             wall_clock=lambda: 1.7e9 + self.now,

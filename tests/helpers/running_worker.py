@@ -117,6 +117,13 @@ class Running:
             assert time.monotonic() < deadline, f"{line} is {value}"
             time.sleep(0.01)
 
+    def until_log(self, caplog: Any, event: str) -> None:
+        """Wait until an event is in the captured log: an answer may come before its line."""
+        deadline = time.monotonic() + 20
+        while not any(getattr(record, "event", "") == event for record in caplog.records):
+            assert time.monotonic() < deadline, f"no {event} in the log"
+            time.sleep(0.01)
+
     def stop(self) -> None:
         """End it, whatever it is doing."""
         self._channel.close()

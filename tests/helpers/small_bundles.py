@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ def pack_small(
     max_batch: int = 2,
     name: str = "",
     turns: int = 0,
+    lines: Sequence[Mapping[str, Any]] = (),
 ) -> Bundle:
     """`y = x * factor` for rows of four, with ballast weights of so many MiB that the output depends on; over what is there.
 
@@ -44,5 +47,6 @@ def pack_small(
         batch_dimension="batch",
         max_batch=max_batch,
         output_names=["y"],
+        lines=lines,
         overwrite=True,
     )

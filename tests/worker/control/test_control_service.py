@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 
 import grpc
@@ -162,6 +163,30 @@ def test_compaction_by_moving_makes_one_block_and_drops_nothing(fragmented):
     assert all(m.phase == pb.MODEL_PHASE_LOADED for m in state.models)
     assert fragmented.metric("worker_device_memory_fragmentation") == 0
     assert fragmented.metric("worker_compaction_moved_bytes_total") == result.moved_bytes
+
+
+def test_a_compaction_that_was_asked_for_is_told_in_the_log(fragmented, caplog):
+    with caplog.at_level(logging.DEBUG, logger="ballast_worker"):
+        result = fragmented.control.CompactMemory(pb.CompactMemoryRequest(epoch=1, mode=pb.COMPACTION_MODE_FREE))
+        fragmented.until_log(caplog, "memory.compacted")
+    [line] = [record for record in caplog.records if getattr(record, "event", "") == "memory.compacted"]
+    assert line.mode == "free"
+    assert line.largest_free_before == result.largest_free_before
+    assert line.largest_free_after == result.largest_free_after
+
+
+def test_loads_and_evictions_are_told_at_debug(config_for, start, tmp_path, caplog):
+    bundles = [pack_small(tmp_path / name, mebibytes=6, max_batch=1) for name in "ab"]
+    worker = start(config_for(managed=True, device={"budget": "12m"}))
+    with caplog.at_level(logging.DEBUG, logger="ballast_worker"):
+        worker.assign(*map(assigned, bundles))
+        worker.until(lambda state: len(state.models) == 2 and all(m.phase in CALLABLE for m in state.models))
+        worker.infer("a")
+        worker.infer("b")
+        worker.infer("a")
+    told = [(r.event, r.model, r.bytes) for r in caplog.records if getattr(r, "event", "").startswith("weight.")]
+    assert ("weight.load", "a", bundles[0].layout.nbytes) in told
+    assert ("weight.evict", "b", bundles[1].layout.nbytes) in told
 
 
 def test_compaction_by_freeing_reloads_what_is_named(worker, tmp_path):

@@ -146,23 +146,6 @@ def test_bytes_that_cannot_fit_are_refused_before_anything_is_compiled(config_fo
     assert "worker_builds_total{" not in worker.page("/metrics")[1]
 
 
-def test_setting_what_the_refusal_names_makes_the_model_fit(config_for, start, tmp_path):
-    large = pack_small(tmp_path / "large", mebibytes=20)
-    worker = start(config_for(managed=True, device={"budget": "16m"}))
-    (verdict,) = worker.assign(assigned(large)).refused
-    asked = verdict.failure.message.partition("at least ")[2].split(",")[0]
-    worker.stop()
-    bigger = start(config_for(managed=True, device={"budget": asked}))
-    bigger.assign(assigned(large), generation=2)
-    model = bigger.until_model("large", pb.MODEL_PHASE_REFUSED, *CALLABLE)
-    if model.phase == pb.MODEL_PHASE_REFUSED:  # the headers alone did not tell everything: now the plan does
-        asked = model.failure.message.partition("device.budget=")[2].split(" ")[0]
-        bigger.stop()
-        last = start(config_for(managed=True, device={"budget": asked}))
-        last.assign(assigned(large), generation=3)
-        last.until_model("large", *CALLABLE)
-
-
 @pytest.mark.parametrize("what", ["missing", "broken"])
 def test_a_bundle_that_cannot_be_read_is_refused_and_never_ready(config_for, start, small_bundle, tmp_path, what):
     """Reason and place at once, never callable in between; the others serve."""
@@ -291,17 +274,6 @@ def test_a_plan_that_does_not_fit_is_told_and_the_process_stays_up(config_for, s
     assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     worker.assign(assigned(four[0], residency=pb.RESIDENCY_DEVICE), generation=2)
     worker.until_model("a", pb.MODEL_PHASE_LOADED)
-
-
-def test_the_value_that_a_refused_plan_names_makes_it_fit(config_for, start, four):
-    pinned = [assigned(bundle, residency=pb.RESIDENCY_DEVICE) for bundle in four]
-    worker = start(config_for(managed=True, device={"budget": "16m"}))
-    worker.assign(*pinned)
-    worker.until(lambda state: state.condition.phase == pb.WORKER_PHASE_REFUSED and state.HasField("plan"))
-    knobs = {knob.key: knob.value for knob in worker.control.GetPlan(pb.GetPlanRequest()).plan.knobs}
-    worker.stop()
-    cured = start(config_for(managed=True, device={"budget": knobs["device.budget"]}))
-    cured.until(lambda state: sum(m.phase == pb.MODEL_PHASE_LOADED for m in state.models) == 4)
 
 
 @pytest.mark.skipif(pathlib.Path("/dev/nvidiactl").exists(), reason="there is a GPU here")

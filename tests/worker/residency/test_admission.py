@@ -31,7 +31,15 @@ def extent(key, offset, nbytes, state=State.READY):
 
 
 def refuse(**changes):
-    given = {"model": "m", "nbytes": 10, "scratch": 1, "capacity": 100, "pinned": 0, "scratch_limit": 5}
+    given = {
+        "model": "m",
+        "nbytes": 10,
+        "scratch": 1,
+        "capacity": 100,
+        "pinned": 0,
+        "scratch_limit": 5,
+        "weights_percent": 50,
+    }
     return infeasible(**(given | changes))
 
 
@@ -45,6 +53,11 @@ def test_weights_beside_pinned_ones_beyond_the_device_are_refused_with_both_numb
     assert refusal.reason is Reason.INSUFFICIENT_DEVICE_MEMORY
     assert all(number in refusal.message for number in ("61 bytes", "100 bytes", "40 are pinned", "1 bytes short"))
     assert refusal.retry_after_seconds is None
+
+
+def test_the_budget_that_is_named_counts_that_only_a_part_of_it_is_for_weights():
+    short = 10 << 20
+    assert "raise device.budget by 20Mi" in refuse(nbytes=short, capacity=0).message  # half of it
 
 
 def test_scratch_beyond_the_pool_is_refused_with_both_numbers():

@@ -51,6 +51,7 @@ class Engine:
             post=self.posts.put,
             loader=self.loader,
             scratch_limit=MIB,
+            weights_percent=100,
         )
         self.bundles: dict = {}
 

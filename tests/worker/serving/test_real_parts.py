@@ -65,6 +65,7 @@ class Worker:
             post=self.engine.post,
             loader=self.loader,
             scratch_limit=64 * MIB,
+            weights_percent=100,
         )
         self.engine.start(self.residency)
 

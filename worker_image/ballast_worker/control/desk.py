@@ -15,7 +15,7 @@ from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import Bundle
-from ballast_worker.control import report
+from ballast_worker.control import compactions, report
 from ballast_worker.control.assignment import AssignedModel, Assignment, AssignmentError, AssignmentFile
 from ballast_worker.control.lineup import Limits, Lineup
 from ballast_worker.control.models import Failure
@@ -106,8 +106,12 @@ class Desk:
         if parts is None:
             return None
         done: Future[CompactionResult | Refusal] = Future()
-        names = tuple(reload)
-        parts.engine.post(lambda: parts.residency.compact(mode, names, done.set_result))
+
+        def ended(result: CompactionResult | Refusal) -> None:
+            self._post(partial(compactions.tell, mode, result))
+            done.set_result(result)
+
+        parts.compact(mode, tuple(reload), ended)
         return self._result(done, timeout, "the compaction goes on, but")
 
     def set_residency(self, name: str, wish: ResidencyWish, timeout: float) -> Refusal | None:

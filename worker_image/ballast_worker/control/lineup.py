@@ -40,9 +40,11 @@ class Limits(Protocol):
         """Why weights of this size can never be served here."""
         ...
 
-    def check_built(self, built: Built, others: Iterable[Built], replaced: Built | None = None) -> Failure | None:
-        """Why executables of this size cannot be served here beside those of others, and those of its own model that they
-        will replace.
+    def check_built(
+        self, name: str, built: Built, others: Iterable[Built], replaced: Built | None = None
+    ) -> Failure | None:
+        """Why a model of this name, with executables of this size, cannot be served here beside those of others, and those
+        of its own that they will replace.
         """
         ...
 
@@ -220,7 +222,7 @@ class Lineup:
             self._set(replace(view, stage=Stage.BUILDING))
             self._builders.submit(self._build, spec, view.bundle)
         elif (
-            failure := self._limits.check_built(view.built, built_of_others(self.views, name), view.serving)
+            failure := self._limits.check_built(name, view.built, built_of_others(self.views, name), view.serving)
         ) is not None:
             self._refuse(spec, failure)
         elif self._engine is None:

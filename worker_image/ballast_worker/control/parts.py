@@ -19,7 +19,7 @@ from ballast_worker.host.pool import HostPool
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.loader import ThreadedLoader
 from ballast_worker.residency.manager import ResidencyManager
-from ballast_worker.residency.protocol import CompactionMode
+from ballast_worker.residency.protocol import CompactionMode, CompactionResult
 from ballast_worker.serving.call import ServableModel
 from ballast_worker.serving.catalog import Catalog
 from ballast_worker.serving.engine import DeviceEngine, end_process
@@ -79,9 +79,11 @@ class Parts:
     frontend: FrontendThread
     refused: Sequence[tuple[ServableModel, Refusal]]
 
-    def compact(self) -> None:
-        """Make the free memory one block, without waiting for it."""
-        self.engine.post(lambda: self.residency.compact(CompactionMode.MOVE, (), lambda _: None))
+    def compact(
+        self, mode: CompactionMode, reload: Sequence[str], done: Callable[[CompactionResult | Refusal], None]
+    ) -> None:
+        """See `Residency.compact`. Any thread."""
+        self.engine.post(lambda: self.residency.compact(mode, reload, done))
 
     def stop(self, *, grace_seconds: float) -> None:
         """Answer what is under way within the grace, refuse the rest, and give everything back."""
@@ -144,6 +146,7 @@ def reserve(
             post=engine.post,
             loader=loader,
             scratch_limit=plan.line(SCRATCH),
+            weights_percent=min(config.device.weights.max_percent, 100 - config.device.weights.slack_percent),
         )
         engine.start(residency)
         undo.callback(engine.stop)

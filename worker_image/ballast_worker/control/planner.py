@@ -120,7 +120,7 @@ class Planner:
             return False
         limits = replace(self.limits, plan=plan)
         return all(
-            limits.check_built(one, [other for name, other in built.items() if name != mine]) is None
+            limits.check_built(mine, one, [other for name, other in built.items() if name != mine]) is None
             for mine, one in built.items()
         )
 

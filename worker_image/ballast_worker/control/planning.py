@@ -8,16 +8,27 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ballast_contract.config import ResidencyWish, WorkerConfig
-from ballast_contract.quantities import ceil_api
+from ballast_contract.quantities import ceil_api, human
 from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuiltProgram
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.models import Built, Failure
-from ballast_worker.device import plan as lines
 from ballast_worker.device import plan_text
 from ballast_worker.device.bfc_replay import smallest_pool
 from ballast_worker.device.budget import Budget
-from ballast_worker.device.plan import Declared, ModelNeed, Plan, PlanInputs, make_plan
+from ballast_worker.device.needs import Needs
+from ballast_worker.device.plan import (
+    CODE,
+    CONTEXT,
+    PINNED,
+    SCRATCH,
+    SLACK,
+    Declared,
+    ModelNeed,
+    Plan,
+    PlanInputs,
+    make_plan,
+)
 
 DEPTH: Final = 1
 """Executions enqueued at once: what the XLA pool is sized for and what the engine keeps to."""
@@ -93,14 +104,16 @@ class Basis:
             return DEPTH * max(program.scratch_bytes + program.io_bytes for _, program in programs)
         return max(_pool(built, program) for built, program in programs) + POOL_MARGIN
 
+    @property
+    def ahead(self) -> tuple[int, int]:
+        """Bytes of scratch and of executables that are planned although no model is known to need them."""
+        configured, backend = self.config.device.scratch, self.config.backend
+        return configured if isinstance(configured, int) else SCRATCH_AHEAD[backend], CODE_AHEAD[backend]
+
     def plan(self, inputs: PlanInputs) -> Plan:
         """The plan, with room for models that come later where there is room."""
-        share = self.budget.nbytes // 16
-        ahead = replace(
-            inputs,
-            code=max(inputs.code, min(CODE_AHEAD[self.config.backend], share)),
-            scratch=max(inputs.scratch, min(SCRATCH_AHEAD[self.config.backend], share)),
-        )
+        scratch, code = (min(nbytes, self.budget.nbytes // 16) for nbytes in self.ahead)
+        ahead = replace(inputs, code=max(inputs.code, code), scratch=max(inputs.scratch, scratch))
         plan = make_plan(ahead)
         return plan if plan.fits and not plan.shortfall else make_plan(inputs)
 
@@ -149,23 +162,35 @@ class DeviceLimits:
         )
         if need <= room:
             return None
+        scratch, code = self.basis.ahead
         return Failure(
             Reason.INSUFFICIENT_DEVICE_MEMORY,
-            f"its weights take {need} bytes and {room} are there for weights on this worker: "
-            f"set device.budget to at least {ceil_api(self.basis.budget.nbytes + need - room)}, or serve it from a larger device",
+            f"its weights take {need} bytes and {room} are there for weights on this worker: set device.budget to "
+            f"{ceil_api(self._budget_for(need))}, which leaves {human(scratch)} for scratch and {human(code)} for executables, "
+            "not known before it is built; or serve it from a larger device",
         )
 
-    def check_built(self, built: Built, others: Iterable[Built], replaced: Built | None = None) -> Failure | None:
+    def _budget_for(self, weights: int) -> int:
+        """Bytes of a budget that holds weights of this size beside what is planned."""
+        basis, plan = self.basis, self.plan
+        scratch, code = basis.ahead
+        return Needs(
+            fixed=code + (basis.context + basis.overhead if plan is None else plan.line(CONTEXT) + plan.line(CODE)),
+            scratch=scratch if plan is None else max(scratch, plan.line(SCRATCH)),
+            declared=0 if plan is None else plan.declared,
+            pinned=0 if plan is None else plan.line(PINNED),
+            largest=weights,
+            max_percent=basis.config.device.weights.max_percent,
+            slack_percent=basis.config.device.weights.slack_percent,
+        ).minimum
+
+    def check_built(
+        self, name: str, built: Built, others: Iterable[Built], replaced: Built | None = None
+    ) -> Failure | None:
         """See `Limits.check_built`. What is replaced leaves soon after: until then slack may hold it."""
         need = self.basis.scratch_need([built])
         configured = self.basis.config.device.scratch
-        pool = (
-            self.plan.line(lines.SCRATCH)
-            if self.plan is not None
-            else configured
-            if isinstance(configured, int)
-            else None
-        )
+        pool = self.plan.line(SCRATCH) if self.plan is not None else configured if isinstance(configured, int) else None
         if pool is not None and need > pool:
             return Failure(
                 Reason.SCRATCH_EXCEEDS_POOL,
@@ -173,13 +198,12 @@ class DeviceLimits:
                 f"set device.scratch to at least {ceil_api(need)}, or build it with smaller batches",
             )
         if self.plan is None:
-            alone = make_plan(self.basis.inputs({built.bundle.manifest.name: Wanted(built, pinned=False)}))
-            if not alone.fits:
-                return replace(refusal(alone), reason=Reason.INSUFFICIENT_DEVICE_MEMORY)
-            return None
+            return self._alone(name, built)
+        if (failure := self._check_declared(name, built, self.plan)) is not None:
+            return self._alone(name, built) or failure
         if self.basis.config.backend == "cpu":
             return None
-        code, slack = self.plan.line(lines.CODE), self.plan.line(lines.SLACK)
+        code, slack = self.plan.line(CODE), self.plan.line(SLACK)
         taken = sum(other.code_bytes for other in others)
         old = replaced.without(built).code_bytes if replaced is not None else 0
         if built.code_bytes + taken <= code and built.code_bytes + taken + old <= code + slack:
@@ -191,11 +215,29 @@ class DeviceLimits:
             f"{kept}: restart the worker, which plans anew, or serve fewer models on it",
         )
 
+    def _alone(self, name: str, built: Built) -> Failure | None:
+        """Why a worker that serves nothing else could not serve this."""
+        plan = make_plan(self.basis.inputs({name: Wanted(built, pinned=False)}))
+        return None if plan.fits else replace(refusal(plan), reason=Reason.INSUFFICIENT_DEVICE_MEMORY)
+
+    def _check_declared(self, name: str, built: Built, plan: Plan) -> Failure | None:
+        """Lines of a bundle have their memory from the plan that was made with it: a later one has none to give."""
+        planned = {line.name: line.nbytes for line in plan.lines}
+        for line in _declared({name: Wanted(built, pinned=False)}):
+            least = line.unit * line.minimum
+            if planned.get(line.name, 0) < least:
+                return Failure(
+                    Reason.INSUFFICIENT_DEVICE_MEMORY,
+                    f"it declares at least {least} bytes of device memory as '{line.name}', and the plan in force has "
+                    f"{planned.get(line.name, 0)} for them: restart the worker, which plans anew",
+                )
+        return None
+
     def build_memory(self) -> int:
         """See `Limits.build_memory`: the slack once the rest is reserved."""
         if self.plan is None or self.basis.config.backend == "cpu":
             return self.basis.budget.nbytes
-        return self.plan.line(lines.SLACK)
+        return self.plan.line(SLACK)
 
 
 def wanted(built: Mapping[str, Built], wishes: Mapping[str, ResidencyWish]) -> dict[str, Wanted]:

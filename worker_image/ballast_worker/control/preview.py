@@ -82,4 +82,4 @@ def _prepare(
     found = workshop.build(
         bundle, memory_bytes=limits.build_memory(), progress=lambda text: say(f"{spec.name}: {text}")
     )
-    return found if isinstance(found, Failure) else limits.check_built(found, ()) or found
+    return found if isinstance(found, Failure) else limits.check_built(spec.name, found, ()) or found

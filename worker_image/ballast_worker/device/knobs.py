@@ -25,7 +25,7 @@ class Knob:
 
 
 def suggest(
-    needs: Needs, budget: Budget, *, pinned: Mapping[str, int], smallest_scratch: int, scratch_setting: str
+    needs: Needs, budget: Budget, *, pinned: Mapping[str, int], needed_scratch: int, scratch_setting: str
 ) -> tuple[Knob, ...]:
     """Every single setting that makes the plan fit; empty when no single one does.
 
@@ -33,14 +33,14 @@ def suggest(
         needs: what does not fit.
         budget: into which.
         pinned: bytes of each pinned model, by name.
-        smallest_scratch: bytes of scratch below which no model could run.
+        needed_scratch: bytes of scratch below which some model would be refused.
         scratch_setting: device.scratch as it is set now.
     """
-    return tuple(_all(needs, budget, pinned, smallest_scratch, scratch_setting))
+    return tuple(_all(needs, budget, pinned, needed_scratch, scratch_setting))
 
 
 def _all(
-    needs: Needs, budget: Budget, pinned: Mapping[str, int], smallest_scratch: int, scratch_setting: str
+    needs: Needs, budget: Budget, pinned: Mapping[str, int], needed_scratch: int, scratch_setting: str
 ) -> Iterator[Knob]:
     if (size := _budget(needs, budget)) is not None:
         yield Knob("device.budget", size, budget.setting)
@@ -60,7 +60,7 @@ def _all(
             yield Knob("device.weights.slackPercent", str(percent), str(needs.slack_percent))
         room = usable * (100 - needs.slack_percent) // 100 - needs.weights - needs.declared
         value = _floor(max(0, room))
-        if quantities.parse_api(value) >= max(1, smallest_scratch):
+        if quantities.parse_api(value) >= max(1, needed_scratch):
             yield Knob("device.scratch", value, scratch_setting)
     for name, nbytes in sorted(pinned.items(), key=lambda item: (item[1], item[0])):
         changed = replace(needs, pinned=needs.pinned - nbytes, largest=max(needs.largest, nbytes))

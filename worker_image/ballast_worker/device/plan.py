@@ -18,6 +18,8 @@ PINNED: Final = "pinned weights"
 ON_DEMAND: Final = "on-demand weights"
 SLACK: Final = "slack"
 
+_OWN: Final = frozenset({CONTEXT, CODE, SCRATCH, PINNED, ON_DEMAND, SLACK})
+
 _OBSERVED: Final = "driver, libraries and copy buffers, measured in this process"
 
 
@@ -134,6 +136,11 @@ class Plan:
     def line(self, name: str) -> int:
         """Bytes of a line."""
         return next(line.nbytes for line in self.lines if line.name == name)
+
+    @property
+    def declared(self) -> int:
+        """Bytes of the lines that bundles declare."""
+        return sum(line.nbytes for line in self.lines if line.name not in _OWN)
 
     @property
     def arena(self) -> int:
@@ -269,7 +276,7 @@ def _knobs(inputs: PlanInputs, needs: Needs) -> tuple[Knob, ...]:
         needs,
         inputs.budget,
         pinned={model.name: model.weights for model in inputs.models if model.pinned},
-        smallest_scratch=min((model.scratch for model in inputs.models), default=0),
+        needed_scratch=max((model.scratch for model in inputs.models), default=0),
         scratch_setting="auto" if configured is None else quantities.format_api(configured),
     )
 

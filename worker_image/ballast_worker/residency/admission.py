@@ -75,7 +75,7 @@ class Stuck:
 
 
 def infeasible(
-    *, model: str, nbytes: int, scratch: int, capacity: int, pinned: int, scratch_limit: int
+    *, model: str, nbytes: int, scratch: int, capacity: int, pinned: int, scratch_limit: int, weights_percent: int
 ) -> Refusal | None:
     """Refuse what cannot fit even on a device that holds nothing but what is pinned.
 
@@ -86,6 +86,7 @@ def infeasible(
         capacity: bytes of device memory for weights.
         pinned: bytes of the other models that are always on the device.
         scratch_limit: bytes of the pool for scratch.
+        weights_percent: of what a budget grows by, the part that is for weights.
     """
     if scratch > scratch_limit:
         return Refusal(
@@ -99,7 +100,7 @@ def infeasible(
             Reason.INSUFFICIENT_DEVICE_MEMORY,
             f"the weights of '{model}' take {nbytes} bytes ({human(nbytes)}), and of {capacity} bytes for weights "
             f"({human(capacity)}) {pinned} are pinned ({human(pinned)}): {short} bytes short; raise device.budget by "
-            f"{ceil_api(short)} or pin less",
+            f"{ceil_api(-(-100 * short // weights_percent))} or pin less",
         )
     return None
 

@@ -7,6 +7,7 @@ Everything here runs on the device thread.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from ballast_worker.residency.demand import Demand
 from ballast_worker.residency.ledger import Ledger
 from ballast_worker.residency.protocol import Listener, ResidentModel
 from ballast_worker.residency.records import Intents, Model, Phase, Purpose, Weights
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -153,8 +156,25 @@ class Board:
         """Free a resident to make room."""
         weights = self.extents[resident.extent]
         weights.model.evictions += 1
-        self.ledger.evicted(age_seconds=self.clock() - weights.last_use)
+        age = self.clock() - weights.last_use
+        self.ledger.evicted(age_seconds=age)
         self.free(weights)
+        self.log("evict", weights, idle_seconds=age)
+
+    def log(self, what: str, weights: Weights, **seconds: float) -> None:
+        """Say at DEBUG what happened to weights, and how the device memory lies now."""
+        if not _log.isEnabledFor(logging.DEBUG):
+            return
+        memory = self.memory.statistics()
+        figures = {
+            "bytes": weights.nbytes,
+            "in_use": memory.in_use,
+            "largest_free": memory.largest_free,
+            "fragmentation": memory.fragmentation,
+            **seconds,
+        }
+        extra = {"event": f"weight.{what}", "model": weights.model.name, **figures}
+        _log.debug("weight %s: %s", what, weights.model.name, extra=extra)
 
     def free(self, weights: Weights) -> None:
         """Free live weights from which nothing executes."""

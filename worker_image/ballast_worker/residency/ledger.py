@@ -26,6 +26,7 @@ class Counters:
     """Totals since the process started; see `ResidencySnapshot`."""
 
     loads: int = 0
+    on_demand_loads: int = 0
     load_seconds: float = 0.0
     load_bytes: int = 0
     evictions: int = 0

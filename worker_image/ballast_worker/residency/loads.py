@@ -45,6 +45,7 @@ class Loads:
         exclusion: Exclusion,
         failures: Failures,
         scratch_limit: int,
+        weights_percent: int,
         after: Callable[[float, Callable[[], None]], None],
         turn: Callable[[], None],
         settled: Callable[[str, Refusal | None], None],
@@ -56,6 +57,7 @@ class Loads:
         exclusion: told of fills, and asked before each.
         failures: told of loads that end without weights.
         scratch_limit: bytes of the pool for scratch.
+        weights_percent: of what a budget grows by, the part that is for weights.
         after: runs an action on the device thread after so many seconds.
         turn: called when a load has come a step further, to see what can be done now.
         settled: told how each load ended.
@@ -65,7 +67,7 @@ class Loads:
         self._standing = standing
         self._exclusion = exclusion
         self._failures = failures
-        self._scratch_limit = scratch_limit
+        self._scratch_limit, self._weights_percent = scratch_limit, weights_percent
         self._turn = turn
         self._settled = settled
         self._room = Room(board)
@@ -92,6 +94,7 @@ class Loads:
             capacity=memory.capacity,
             pinned=self._board.pinned_beside(spec),
             scratch_limit=self._scratch_limit,
+            weights_percent=self._weights_percent,
         )
         if refusal is not None:
             self._board.ledger.count(admission_failures=1)
@@ -191,6 +194,7 @@ class Loads:
         model.reload_seconds = before + RELOAD_WEIGHT * (weights.work_seconds - before)
         board.ledger.count(
             loads=1,
+            on_demand_loads=int(weights.purpose is Purpose.WANTED),
             load_seconds=model.load_seconds,
             load_bytes=weights.nbytes,
             load_wait_seconds=max(0.0, model.load_seconds - weights.work_seconds),
@@ -205,6 +209,7 @@ class Loads:
         board.memory.pin(weights.extent, pinned=pinned)
         board.tell(lambda: board.listener.loaded(model.name))
         board.changed(model)
+        board.log("load", weights, seconds=model.load_seconds)
         self._settled(model.name, None)
         self._standing.pursue(model)
 

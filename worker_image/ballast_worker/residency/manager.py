@@ -53,6 +53,7 @@ class ResidencyManager:
         post: Callable[[Callable[[], None]], None],
         loader: Loader,
         scratch_limit: int,
+        weights_percent: int,
         after: Callable[[float, Callable[[], None]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -67,6 +68,7 @@ class ResidencyManager:
             post: runs an action on the device thread, soon, in order; any thread may call it.
             loader: the copy thread and the file pool; the caller closes it.
             scratch_limit: bytes of the pool that executions take their scratch from.
+            weights_percent: of what a budget grows by, the part that is for weights.
             after: runs an action on the device thread after so many seconds; by default a timer and `post`.
             clock: monotonic seconds.
             wall_clock: seconds since the epoch, for decision records.
@@ -98,6 +100,7 @@ class ResidencyManager:
             exclusion=self._exclusion,
             failures=failures,
             scratch_limit=scratch_limit,
+            weights_percent=weights_percent,
             after=after,
             turn=self._turn,
             settled=self._compactor.settled,

@@ -83,6 +83,7 @@ class ResidencySnapshot:
 
     Attributes:
         loads, load_seconds, load_bytes: of loads that have ended well; seconds from decision to callable.
+        on_demand_loads: the part of `loads` that requests waited for, without what a compaction brought back.
         load_wait_seconds: the part of `load_seconds` that was waiting for a thread or for room.
         evictions: residents that left to make room.
         eviction_age_seconds: how long the one evicted last had been idle; None before the first.
@@ -104,6 +105,7 @@ class ResidencySnapshot:
     moved_bytes: int
     compaction_seconds: float
     largest_waiting_bytes: int
+    on_demand_loads: int = 0
     load_wait_seconds: float = 0.0
     eviction_age_seconds: float | None = None
 
