@@ -138,23 +138,24 @@ async def write_status(
     existing: Mapping[str, Any] = obj.get("status") or {}
     metadata = obj["metadata"]
     generation = int(metadata.get("generation", 0))
-    wanted: dict[str, Any] = {
+    whole = {
         "observedGeneration": generation,
-        **declared(body, resource.kind, world.options.stale_definitions),
+        **body,
         "conditions": merge(facts, existing.get("conditions", ()), generation=generation, now=world.now()),
     }
+    wanted = declared(whole, resource.kind, world.options.stale_definitions)
     ours = {key: value for key, value in existing.items() if key != "assignment"}
     if _normal(wanted) == _normal(ours):
         return False
     pressing = _pressing(wanted, urgent) != _pressing(ours, urgent)
     if not pressing and not figures_due:
         return None
-    whole = {
+    written = {
         "metadata": {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]},
         "status": wanted,
     }
     priority = Priority.READY if pressing else Priority.FIGURES
-    answer = await world.client.apply_status(resource, whole, manager=MANAGED_BY, priority=priority)
+    answer = await world.client.apply_status(resource, written, manager=MANAGED_BY, priority=priority)
     world.metrics.status_writes.labels(resource.plural, "urgent" if pressing else "figures").inc()
     world.observe(resource, None, answer, by=by)
     _announce(world, obj, resource.kind, facts, existing.get("conditions", ()))
@@ -167,20 +168,27 @@ def declared(body: Mapping[str, Any], kind: str, stale: Sequence[str]) -> dict[s
     Args:
         body: the status.
         kind: of the object.
-        stale: what installed definitions lack, as in "WeightBudget status.hostNodes".
+        stale: what installed definitions lack, as in "WeightBudget status.hostNodes" or, of each item of a list,
+            "WeightBudget status.workers[].free".
     """
     found = copy.deepcopy(dict(body))
     for text in stale:
         of, _, path = text.partition(" ")
         top, *keys = path.split(".")
-        if of != kind or top != "status" or not keys:
-            continue
-        part: Any = found
-        for key in keys[:-1]:
-            part = part.get(key, {}) if isinstance(part, dict) else {}
-        if isinstance(part, dict):
-            part.pop(keys[-1], None)
+        if of == kind and top == "status" and keys:
+            _drop(found, *keys)
     return found
+
+
+def _drop(value: Any, key: str, *below: str) -> None:
+    """Remove a field from an object, or from each of a list."""
+    if isinstance(value, list):
+        for item in value:
+            _drop(item, key, *below)
+    elif isinstance(value, dict) and below:
+        _drop(value.get(key.removesuffix("[]")), *below)
+    elif isinstance(value, dict):
+        value.pop(key, None)
 
 
 def _announce(
