@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ballast_contract.config import ResidencyWish, WorkerConfig
+from ballast_contract.plan_lines import CODE, SCRATCH, SLACK
 from ballast_contract.quantities import ceil_api
 from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuiltProgram
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.models import Built, Failure
-from ballast_worker.device import plan as lines
 from ballast_worker.device import plan_text
 from ballast_worker.device.bfc_replay import smallest_pool
 from ballast_worker.device.budget import Budget
@@ -159,13 +159,7 @@ class DeviceLimits:
         """See `Limits.check_built`. What is replaced leaves soon after: until then slack may hold it."""
         need = self.basis.scratch_need([built])
         configured = self.basis.config.device.scratch
-        pool = (
-            self.plan.line(lines.SCRATCH)
-            if self.plan is not None
-            else configured
-            if isinstance(configured, int)
-            else None
-        )
+        pool = self.plan.line(SCRATCH) if self.plan is not None else configured if isinstance(configured, int) else None
         if pool is not None and need > pool:
             return Failure(
                 Reason.SCRATCH_EXCEEDS_POOL,
@@ -179,7 +173,7 @@ class DeviceLimits:
             return None
         if self.basis.config.backend == "cpu":
             return None
-        code, slack = self.plan.line(lines.CODE), self.plan.line(lines.SLACK)
+        code, slack = self.plan.line(CODE), self.plan.line(SLACK)
         taken = sum(other.code_bytes for other in others)
         old = replaced.without(built).code_bytes if replaced is not None else 0
         if built.code_bytes + taken <= code and built.code_bytes + taken + old <= code + slack:
@@ -195,7 +189,7 @@ class DeviceLimits:
         """See `Limits.build_memory`: the slack once the rest is reserved."""
         if self.plan is None or self.basis.config.backend == "cpu":
             return self.basis.budget.nbytes
-        return self.plan.line(lines.SLACK)
+        return self.plan.line(SLACK)
 
 
 def wanted(built: Mapping[str, Built], wishes: Mapping[str, ResidencyWish]) -> dict[str, Wanted]:

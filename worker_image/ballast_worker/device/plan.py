@@ -7,16 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from ballast_contract import quantities
+from ballast_contract.plan_lines import CODE, CONTEXT, ON_DEMAND, PINNED, SCRATCH, SLACK
 from ballast_worker.device.budget import Budget
 from ballast_worker.device.knobs import Knob, suggest
 from ballast_worker.device.needs import Needs
-
-CONTEXT: Final = "context"
-CODE: Final = "code"
-SCRATCH: Final = "scratch"
-PINNED: Final = "pinned weights"
-ON_DEMAND: Final = "on-demand weights"
-SLACK: Final = "slack"
 
 _OBSERVED: Final = "driver, libraries and copy buffers, measured in this process"
 
