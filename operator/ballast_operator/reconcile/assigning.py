@@ -122,7 +122,7 @@ def _run_pack(
         [worker for worker in inputs.capacities if worker.name not in without],
         pool.targets,
         hysteresis_percent=spec.placement.hysteresis_percent,
-        mode=spec.placement.mode.value,
+        everywhere=spec.placement.mode is PlacementMode.ALL,
         settled=settled,
         price=inputs.price,
     )
