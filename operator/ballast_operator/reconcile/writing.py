@@ -21,6 +21,9 @@ from ballast_operator.reconcile.world import World
 PLACEMENT_MANAGER: Final = f"{MANAGED_BY}-placement"
 """Field manager of status.assignment, which is written before workers are told, and by another reconciliation."""
 
+UNWATCHED_SECONDS: Final = 15.0
+"""What no watch tells of is looked at again after so long: what is not ours, and what the API server refuses."""
+
 _MAP_KEYS: Final = {"conditions": "type", "workers": "name", "plan": "line"}
 
 _QUIET: Final = frozenset(
@@ -105,16 +108,29 @@ async def _ensure(world: World, resource: Resource, body: Object, *, uid: str, b
 async def delete(world: World, resource: Resource, obj: Object, *, by: Key) -> str:
     """Delete this very object, not another that took its name; returns why the API server refuses that, or nothing."""
     metadata = obj["metadata"]
+    refusal = await end(world, resource, metadata["namespace"], metadata["name"], uid=metadata["uid"])
+    if not refusal and not metadata.get("finalizers"):
+        world.observe(resource, "DELETED", obj, by=by)
+    return refusal
+
+
+async def end(
+    world: World,
+    resource: Resource,
+    namespace: str,
+    name: str,
+    *,
+    uid: str,
+    grace_seconds: int | None = None,
+    priority: Priority = Priority.READY,
+) -> str:
+    """As `delete`, for what may go on existing, as a pod does for its grace: whoever calls looks what became of it."""
     try:
-        await world.client.delete(
-            resource, metadata["namespace"], metadata["name"], uid=metadata["uid"], priority=Priority.READY
-        )
-    except errors.Conflict:
+        await world.client.delete(resource, namespace, name, uid=uid, grace_seconds=grace_seconds, priority=priority)
+    except errors.Conflict:  # another has its name: it is gone
         return ""
     except errors.Refused as error:
-        return f"the API server refuses to delete {resource.kind} '{metadata['name']}': {error.message}"
-    if not metadata.get("finalizers"):
-        world.observe(resource, "DELETED", obj, by=by)
+        return f"the API server refuses to delete {resource.kind} '{name}': {error.message}"
     return ""
 
 

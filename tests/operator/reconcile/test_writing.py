@@ -20,11 +20,12 @@ from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.weightbudget import CompactionMode
 from ballast_operator.api.weightbudget_status import LastCompaction
 from ballast_operator.cluster import errors
+from ballast_operator.cluster.lease import micro_time
 from ballast_operator.cluster.resources import BUDGETS
 from ballast_operator.fleet.link import CallError
 from ballast_operator.reconcile import commands, demand
 from ballast_operator.reconcile.bundles import Bundles
-from ballast_operator.reconcile.conditions import Fact, merge, no, unknown, yes
+from ballast_operator.reconcile.conditions import Fact, merge, moment, no, timestamp, unknown, yes
 from ballast_operator.reconcile.events import Events
 from ballast_operator.reconcile.metrics import ReconcileMetrics
 from ballast_operator.reconcile.writing import _normal, _pressing, _severity, declared
@@ -51,6 +52,12 @@ def test_a_status_has_no_field_that_the_installed_definition_lacks():
     assert body["device"] == {"free": "1", "budget": "2"}
     assert declared(body, "InferenceModel", stale) == body
     assert declared(body, "WeightBudget", ["WeightBudget spec.device.budget"]) == body
+
+
+def test_a_time_is_read_as_it_was_written():
+    later = NOW + dt.timedelta(microseconds=5)
+    assert moment(timestamp(NOW)) == NOW
+    assert moment(micro_time(later)) == later
 
 
 def test_a_message_is_bounded():
