@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ballast_operator.placement.load import size
-from ballast_operator.placement.model import ModelDemand, MovePrice, WorkerCapacity
-from ballast_operator.placement.simulation import Assignments, Policy
+from ballast_operator.placement.model import Assignments, ModelDemand, MovePrice, WorkerCapacity
+from ballast_operator.placement.simulation import Policy
 
 
 def round_robin(

@@ -13,11 +13,12 @@ from typing import Final, TypeVar
 import numpy as np
 
 from ballast_contract.config import ResidencyWish, WorkerConfig
+from ballast_contract.plan_lines import SLACK
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.models import Built
 from ballast_worker.control.planning import Basis, Wanted
 from ballast_worker.device.budget import Budget
-from ballast_worker.device.plan import SLACK, Plan, make_plan, observed
+from ballast_worker.device.plan import Plan, make_plan, observed
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.residency.protocol import CompactionMode, CompactionResult, ModelSnapshot, ResidentModel, Tier
 from ballast_worker.serving.call import Array, Call, Outcome, ServableModel

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from ballast_contract import names
+from ballast_contract import names, plan_lines
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_contract.v1 import control_pb2_grpc
 
@@ -28,11 +28,11 @@ _PLAN: Final = pb.Plan(
     fits=True,
     minimum_bytes=100 * _MIB,
     lines=[
-        pb.PlanLine(line="context", bytes=64 * _MIB, source="measured"),
-        pb.PlanLine(line="code", bytes=60 * _MIB, source="measured"),
-        pb.PlanLine(line="pinned weights", bytes=100 * _MIB, source="assigned"),
-        pb.PlanLine(line="on-demand weights", bytes=700 * _MIB, source="the remainder"),
-        pb.PlanLine(line="slack", bytes=100 * _MIB, source="configured", knob="device.weights.slackPercent"),
+        pb.PlanLine(line=plan_lines.CONTEXT, bytes=64 * _MIB, source="measured"),
+        pb.PlanLine(line=plan_lines.CODE, bytes=60 * _MIB, source="measured"),
+        pb.PlanLine(line=plan_lines.PINNED, bytes=100 * _MIB, source="assigned"),
+        pb.PlanLine(line=plan_lines.ON_DEMAND, bytes=700 * _MIB, source="the remainder"),
+        pb.PlanLine(line=plan_lines.SLACK, bytes=100 * _MIB, source="configured", knob="device.weights.slackPercent"),
     ],
 )
 

@@ -123,8 +123,6 @@ class Reason(StrEnum):
     """What answers at a worker's address shows a certificate that the operator does not accept; nothing is heard from it."""
     EPOCH_REFUSED = "EpochRefused"
     """The worker has seen an epoch so high that no operator of this cluster can have had it, and obeys nobody below."""
-    EVICTED_FOR_SPACE = "EvictedForSpace"
-    """The weights left the device to make room and come back with the next call."""
     LOAD_FAILED_WILL_RETRY = "LoadFailedWillRetry"
     """A load failed and is tried again."""
     LOAD_FAILED_PERMANENT = "LoadFailedPermanent"

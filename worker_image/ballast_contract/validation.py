@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pydantic
+from pydantic.fields import FieldInfo
 
 RENAMED: Final[Mapping[str, str]] = {
     "mem_fraction": "device.budget (bytes, or a percentage of the card)",
@@ -56,7 +57,7 @@ def describe(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -
         path = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
             *parents, key = (str(part) for part in fault["loc"])
-            lines.append(unknown_key(".".join(parents), key, _known_keys(model, fault["loc"][:-1])))
+            lines.append(unknown_key(".".join(parents), key, keys_at(model, fault["loc"][:-1])))
         else:
             value = fault.get("input")
             shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
@@ -64,26 +65,25 @@ def describe(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -
     return "; ".join(lines)
 
 
-def _known_keys(model: type[pydantic.BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    current: Any = model
+def keys_at(model: type[pydantic.BaseModel], path: Iterable[int | str]) -> list[str]:
+    """The keys that exist at the place of a fault, as the user spells them; none where no model is there."""
+    current: type[pydantic.BaseModel] | None = model
     for part in path:
-        if isinstance(part, int):
+        if current is None or isinstance(part, int):
             continue
-        current = next(
-            (
-                _model_of(field.annotation)
-                for name, field in getattr(current, "model_fields", {}).items()
-                if part in (name, field.alias)
-            ),
-            None,
-        )
-    return [field.alias or name for name, field in getattr(current, "model_fields", {}).items()]
+        fields = current.model_fields.items()
+        current = next((model_of(field.annotation) for name, field in fields if part in (name, field.alias)), None)
+    return [] if current is None else list(fields_of(current))
 
 
-def _model_of(annotation: Any) -> Any:
+def fields_of(model: type[pydantic.BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a model by the keys that the user spells (by alias)."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def model_of(annotation: Any) -> type[pydantic.BaseModel] | None:
+    """The model of a field: its annotation, or what that holds as an alternative to None or as items; else None."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return annotation
-    for part in getattr(annotation, "__args__", ()):
-        if (found := _model_of(part)) is not None:
-            return found
-    return None
+    found = (model_of(part) for part in getattr(annotation, "__args__", ()))
+    return next((model for model in found if model is not None), None)

@@ -52,11 +52,6 @@ class TokenBucket:
         self._order = itertools.count()
         self._pump: asyncio.Task[None] | None = None
 
-    @property
-    def waiting(self) -> int:
-        """Callers that wait for a token."""
-        return len(self._waiting)
-
     async def acquire(self, priority: Priority = Priority.NORMAL) -> None:
         """Take one token, waiting behind callers of a higher or equal priority."""
         self._fill()

@@ -108,10 +108,6 @@ class WorkQueue(Generic[K]):
         entries = list(self._entries.values())  # at once: the loop adds and drops keys meanwhile
         return sum((due := e.due) is not None and due <= now and not e.running for e in entries)
 
-    def running(self) -> int:
-        """Keys in flight."""
-        return sum(e.running for e in self._entries.values())
-
     def _first(self, heap: list[tuple[float, int, K]], until: float) -> float | None:
         """When the first key of a heap is due, if it is so until then; what was overtaken by another time goes."""
         while heap and heap[0][0] <= until:

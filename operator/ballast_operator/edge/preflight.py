@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pydantic
 
-from ballast_contract import names
+from ballast_contract import names, validation
 from ballast_operator.api.inferencemodel import InferenceModelSpec, InferenceModelStatus
 from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.api.weightbudget_status import WeightBudgetStatus
@@ -79,8 +79,8 @@ async def check_definitions(client: Client) -> list[str]:
                 f"the definition {resource.plural}.{resource.group} is not installed: apply crds/*.yaml"
             )
         for part, model in parts.items():
-            properties = schema.get("properties", {}).get(part, {}).get("properties", {})
-            stale += [f"{resource.kind} {part}.{path}" for path in _missing(model, properties)]
+            installed = schema.get("properties", {}).get(part, {})
+            stale += [f"{resource.kind} {part}.{path}" for path in _missing(model, installed)]
     if stale:
         logger.warning(
             "the installed definitions are of another release and lack %s: apply crds/*.yaml of this one",
@@ -114,21 +114,17 @@ def _is(schema: Object, kind: str) -> bool:
     return any(v.get("kind") == kind and v.get("group") == names.API_GROUP for v in versions)
 
 
-def _missing(model: type[pydantic.BaseModel], properties: Object) -> list[str]:
-    found = []
-    for name, field in model.model_fields.items():
-        key = field.alias or name
+def _missing(model: type[pydantic.BaseModel], schema: Object) -> list[str]:
+    """Paths of the model's fields that a schema lacks; those of a list's items as in `workers[].name`."""
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return []
+    found: list[str] = []
+    properties = schema.get("properties", {})
+    for key, field in validation.fields_of(model).items():
         if key not in properties:
             found.append(key)
-            continue
-        inner = _model_of(field.annotation)
-        below = properties[key].get("properties")
-        if inner is not None and below is not None:
-            found += [f"{key}.{path}" for path in _missing(inner, below)]
+        elif (inner := validation.model_of(field.annotation)) is not None:
+            items = properties[key].get("items")
+            below = _missing(inner, properties[key] if items is None else items)
+            found += [f"{key}{'' if items is None else '[]'}.{path}" for path in below]
     return found
-
-
-def _model_of(annotation: Any) -> type[pydantic.BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return annotation
-    return None

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import pydantic
 import yaml
 
-from ballast_contract import config, quantities, validation
+from ballast_contract import config, plan_lines, quantities, validation
 from ballast_contract.command_line import Parser
 from ballast_operator.api.inferencemodel import Coverage, InferenceModelSpec
 from ballast_operator.api.weightbudget import PlacementMode, WeightBudgetSpec
@@ -35,8 +35,6 @@ examples:
   with more workers     ballast-simulate --budget budget.yaml --models models.yaml --trace calls.csv --workers 6
   before it runs        ballast-simulate ... --capacity 52Gi --size minilm=90Mi --size other=7Gi
 """
-
-_PLAN_WEIGHTS: Final = frozenset({"code", "pinned weights", "on-demand weights"})
 
 _LONGEST_SECONDS: Final = 366 * 86_400.0
 """Of a trace; every minute of it is looked at."""
@@ -273,7 +271,7 @@ def _models(found: Sequence[Mapping[str, Any]], path: str, sizes: Mapping[str, i
 def _capacity(budget: Mapping[str, Any], spec: WeightBudgetSpec, path: str) -> int:
     """What weights and code share on each worker: by the plan where a pool has made one, else budget less slack and scratch."""
     lines = (budget.get("status") or {}).get("plan") or ()
-    planned = sum(_bytes(str(line["bytes"]), path) for line in lines if line.get("line") in _PLAN_WEIGHTS)
+    planned = sum(_bytes(str(line["bytes"]), path) for line in lines if line.get("line") in plan_lines.OF_MODELS)
     if planned:
         return planned
     device = spec.device

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ballast_contract.reasons import Reason
 from ballast_operator.placement.board import Board
 from ballast_operator.placement.load import crowding, shortage
-from ballast_operator.placement.model import ModelDemand, ModelPlacement, Packing
+from ballast_operator.placement.model import Assignments, ModelDemand, ModelPlacement, Packing
 
 
-def answer(board: Board, previous: Mapping[str, tuple[str, ...]]) -> Packing:
+def answer(board: Board, previous: Assignments) -> Packing:
     """What is on a board."""
     placements = {name: _placement(board, board.models[name]) for name in sorted(board.models)}
     now = {name: set(workers) for name, workers in board.assignments().items()}
@@ -38,14 +38,13 @@ def _placement(board: Board, model: ModelDemand) -> ModelPlacement:
     return ModelPlacement(
         workers=tuple(load.name for load in chosen),
         wanted=wanted,
-        share=model.utilization / len(chosen) if chosen else 0.0,
         oversubscribed=crowded is not None,
         reason=Reason.INSUFFICIENT_DEVICE_MEMORY if missing else None,
         message=message,
     )
 
 
-def waiting(models: Sequence[ModelDemand], previous: Mapping[str, tuple[str, ...]]) -> Packing:
+def waiting(models: Sequence[ModelDemand], previous: Assignments) -> Packing:
     """The answer where no worker can take models."""
 
     def placement(model: ModelDemand) -> ModelPlacement:

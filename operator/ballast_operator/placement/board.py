@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ballast_operator.placement.load import DIGITS, Load, size
-from ballast_operator.placement.model import Affinity, ModelDemand, WorkerCapacity, by_demand
+from ballast_operator.placement.model import Affinity, Assignments, ModelDemand, WorkerCapacity, by_demand
 
 _RANKS: Final = tuple(Affinity)
 
@@ -45,7 +45,7 @@ class Board:
         self,
         models: Sequence[ModelDemand],
         workers: Sequence[WorkerCapacity],
-        previous: Mapping[str, tuple[str, ...]],
+        previous: Assignments,
         *,
         everywhere: bool,
         plain: bool = False,
@@ -228,7 +228,7 @@ class Board:
                 if self.loads[index].feasible(model):
                     self.put(model, self.loads[index], share)
 
-    def put_all(self, assignments: Mapping[str, tuple[str, ...]]) -> None:
+    def put_all(self, assignments: Assignments) -> None:
         """Put copies where an assignment has them."""
         for name, workers in assignments.items():
             for worker in workers:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ballast_contract import quantities
 from ballast_operator.placement.board import Board
 from ballast_operator.placement.load import Load, size
-from ballast_operator.placement.model import Affinity, ModelDemand, MovePrice, Packed
+from ballast_operator.placement.model import Affinity, Assignments, ModelDemand, MovePrice, Packed
 from ballast_operator.placement.reloads import reloads_of
 
 
@@ -47,7 +47,7 @@ class Candidate:
     needs: str
 
 
-def explain(name: str, packed: Packed, assignments: Mapping[str, tuple[str, ...]]) -> list[Candidate]:
+def explain(name: str, packed: Packed, assignments: Assignments) -> list[Candidate]:
     """Every worker as a candidate for a model of a pack, those that have it first, then by score.
 
     Args:

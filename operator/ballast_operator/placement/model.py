@@ -10,6 +10,9 @@ from enum import StrEnum
 
 from ballast_contract.reasons import Reason
 
+Assignments = Mapping[str, tuple[str, ...]]
+"""Workers by model."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
@@ -106,7 +109,6 @@ class ModelPlacement:
     Args:
         workers: Sorted by name, each once; empty where it is refused or wants no copy.
         wanted: Copies wanted of the workers that there are.
-        share: Device seconds per second that each copy brings to its worker.
         oversubscribed: A chosen worker holds more than fits on its device at once; what is not pinned there is swapped.
         reason: None when every wanted copy has a worker.
         message: With a reason what, value, limit and remedy; else that it is swapped, where it is.
@@ -114,7 +116,6 @@ class ModelPlacement:
 
     workers: tuple[str, ...]
     wanted: int
-    share: float = 0.0
     oversubscribed: bool = False
     reason: Reason | None = None
     message: str = ""
@@ -138,16 +139,6 @@ class WorkerLoad:
     code_bytes: int
     models: int
 
-    @property
-    def held_bytes(self) -> int:
-        """Weights and code of everything on it."""
-        return self.pinned_bytes + self.swapped_bytes + self.code_bytes
-
-    @property
-    def oversubscribed(self) -> bool:
-        """Whether its models do not all fit on the device at once."""
-        return self.capacity_bytes is not None and self.held_bytes > self.capacity_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class Packing:
@@ -167,11 +158,6 @@ class Packing:
     def assignments(self) -> dict[str, tuple[str, ...]]:
         """Workers by model, models without any left out: the `previous` of the next pack."""
         return {name: placement.workers for name, placement in self.placements.items() if placement.workers}
-
-    @property
-    def peak(self) -> float:
-        """The score of the most loaded worker; 0.0 without workers."""
-        return max((load.score for load in self.loads.values()), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)

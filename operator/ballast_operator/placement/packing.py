@@ -10,16 +10,24 @@ result changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
 from ballast_operator.placement.answering import answer, waiting
 from ballast_operator.placement.board import Board
 from ballast_operator.placement.easing import Easing
 from ballast_operator.placement.improving import Search
 from ballast_operator.placement.load import size
-from ballast_operator.placement.model import Affinity, ModelDemand, MovePrice, Packing, WorkerCapacity, by_demand
+from ballast_operator.placement.model import (
+    Affinity,
+    Assignments,
+    ModelDemand,
+    MovePrice,
+    Packing,
+    WorkerCapacity,
+    by_demand,
+)
 from ballast_operator.placement.plain import plain
 from ballast_operator.placement.ranking import Rank, crowded, left_out, rank
 
@@ -28,8 +36,6 @@ _FREE: Final = MovePrice()
 _ENOUGH: Final = 1.05
 """Up to this factor of what no assignment can go below, fewer reloads count more than a lower peak."""
 
-Assignments = Mapping[str, tuple[str, ...]]
-
 
 def pack(
     models: Sequence[ModelDemand],
@@ -37,7 +43,7 @@ def pack(
     previous: Assignments,
     *,
     hysteresis_percent: int = 10,
-    mode: Literal["packed", "all"] = "packed",
+    everywhere: bool = False,
     settled: bool = False,
     price: MovePrice = _FREE,
 ) -> Packing:
@@ -56,13 +62,13 @@ def pack(
         previous: Workers of each model before; workers that are gone are passed over.
         hysteresis_percent: By how much the busier of two workers must be relieved before a model that serves moves, or the
             reloads of a pool must fall; not where the most loaded worker is above the plain rule's.
-        mode: `all` puts every model with at least one replica on every worker.
+        everywhere: Every model with at least one replica goes to every worker.
         settled: Models that have their copies stay, unless another would find no room: for new models between two repacks.
         price: What a move costs and how long it has to pay.
     """
     if not workers:
         return waiting(models, previous)
-    packer = _Packer(models, workers, everywhere=mode == "all", tolerance=1 + hysteresis_percent / 100, price=price)
+    packer = _Packer(models, workers, everywhere=everywhere, tolerance=1 + hysteresis_percent / 100, price=price)
     best = packer.begin(previous, settled=settled)
     better = packer.roomier if settled else packer.better
     while (other := next(better(best), None)) is not None:

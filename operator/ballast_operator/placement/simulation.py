@@ -11,19 +11,18 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from ballast_operator.placement.cadence import repack_due
 from ballast_operator.placement.demand import Counters, Demand, fold
-from ballast_operator.placement.model import ModelDemand, MovePrice, WorkerCapacity
+from ballast_operator.placement.model import Assignments, ModelDemand, MovePrice, WorkerCapacity
 from ballast_operator.placement.packing import pack
 
 WINDOW_SECONDS: Final = 60.0
 """Loads are averaged over so long before the busiest worker is looked for."""
 
-Assignments = Mapping[str, tuple[str, ...]]
 Policy = Callable[[Sequence[ModelDemand], Sequence[WorkerCapacity], Assignments, MovePrice], Assignments]
 """Models, workers, workers by model before, price of a move: workers by model."""
 
@@ -237,7 +236,7 @@ def operators_rule(*, hysteresis_percent: int = 10, everywhere: bool = False) ->
             workers,
             before,
             hysteresis_percent=hysteresis_percent,
-            mode="all" if everywhere else "packed",
+            everywhere=everywhere,
             price=price,
         ).assignments
 

@@ -22,10 +22,9 @@ from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.wishes import Model
 from ballast_operator.reconcile.workers import Crew
 from ballast_operator.reconcile.world import World, model_key
-from ballast_operator.reconcile.writing import PLACEMENT_MANAGER
+from ballast_operator.reconcile.writing import PLACEMENT_MANAGER, UNWATCHED_SECONDS
 
 _PARALLEL: Final = 32
-_RECORD_AGAIN_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def _run_pack(
         [worker for worker in inputs.capacities if worker.name not in without],
         pool.targets,
         hysteresis_percent=spec.placement.hysteresis_percent,
-        mode=spec.placement.mode.value,
+        everywhere=spec.placement.mode is PlacementMode.ALL,
         settled=settled,
         price=inputs.price,
     )
@@ -166,7 +165,7 @@ async def _write_down(
                 return
             except errors.Refused as error:
                 text = f"the API server refuses status.assignment of InferenceModel '{model.name}': {error.message}"
-                pool.unrecorded[uid], pool.record_after = text, world.clock() + _RECORD_AGAIN_SECONDS
+                pool.unrecorded[uid], pool.record_after = text, world.clock() + UNWATCHED_SECONDS
                 return
         pool.targets[uid] = workers
         world.observe(MODELS, None, answer, by=by)

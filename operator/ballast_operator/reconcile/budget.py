@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from ballast_contract import config, names
 from ballast_contract.reasons import Reason
@@ -36,10 +35,7 @@ from ballast_operator.reconcile.pool import Pool, Window
 from ballast_operator.reconcile.template import Template, render
 from ballast_operator.reconcile.wishes import Model, Rejection, deleting, parse_budget, paused
 from ballast_operator.reconcile.world import World, model_key
-from ballast_operator.reconcile.writing import ensure
-
-_FOREIGN_SECONDS: Final = 15.0
-"""What is not ours is not watched."""
+from ballast_operator.reconcile.writing import UNWATCHED_SECONDS, ensure
 
 
 class BudgetReconciler:
@@ -106,7 +102,7 @@ class BudgetReconciler:
             self._halt(key, pool, _halted(key.name, verdict))
             later = await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=None, models=())
             refused = isinstance(verdict, Rejection) and verdict.reason is Reason.WRITE_REFUSED
-            return earliest(later, _FOREIGN_SECONDS if refused else None)
+            return earliest(later, UNWATCHED_SECONDS if refused else None)
         self._halt(key, pool, None)
         await self._children(key, obj, pool)
         await gateway.tend(world, obj, pool, verdict.serving.gateway_ref)
@@ -114,7 +110,7 @@ class BudgetReconciler:
         models = roster.accepted(world, obj, pool)
         timers = [placing.sample_seconds(len(models))] if found or verdict.workers.replicas else []
         timers += await self._pods(key, obj, pool, verdict, template, wanted, models)
-        timers += [_FOREIGN_SECONDS] if pool.conflict or pool.undeleted else []
+        timers += [UNWATCHED_SECONDS] if pool.conflict or pool.undeleted else []
         found = crew.members(world, obj)
         timers += await self._placement.run(key, obj, pool, verdict, models, found)
         again = await budget_report.report(world, obj, pool, verdict, found, by=key, wanted=wanted, models=models)

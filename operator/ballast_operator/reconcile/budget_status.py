@@ -13,6 +13,7 @@ from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.workers import MAX_WORKERS
 from ballast_operator.reconcile import naming
 from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, ready_workers
+from ballast_operator.reconcile.conditions import MAX_MESSAGE
 from ballast_operator.reconcile.pods import Trouble
 from ballast_operator.reconcile.workers import Worker
 
@@ -76,21 +77,21 @@ def _entry(worker: Worker, now: Situation) -> Status:
         entry["upToDate"] = worker.pod.template_hash == now.wanted.template_hash
     view, trouble = worker.view, worker.pod.trouble
     if worker.obstacle is not None:
-        entry |= {"reason": worker.obstacle.reason.value, "message": worker.obstacle.message}
+        entry |= {"reason": worker.obstacle.reason.value, "message": worker.obstacle.message[:MAX_MESSAGE]}
         return entry
     if worker.silent:
         entry |= {"reason": Reason.HEARTBEAT_STALE.value, "message": "nothing is heard from it"}
         return entry
     if view is None or not worker.heard:
         cause = trouble or Trouble(Reason.WORKERS_STARTING, "it has not reported yet")
-        return entry | {"ready": False, "reason": cause.reason.value, "message": cause.message[:4096]}
+        return entry | {"ready": False, "reason": cause.reason.value, "message": cause.message[:MAX_MESSAGE]}
     entry["ready"] = view.serving and worker.pod.ready
     if not entry["ready"]:
         word = view.condition.failure.reason or (trouble.reason.value if trouble else Reason.WORKERS_STARTING.value)
         text = view.condition.failure.message or view.condition.message or (trouble.message if trouble else "")
-        entry |= {"reason": word, "message": text[:4096]}
+        entry |= {"reason": word, "message": text[:MAX_MESSAGE]}
     elif failure := view.condition.failure.reason:
-        entry |= {"reason": failure, "message": view.condition.failure.message[:4096]}
+        entry |= {"reason": failure, "message": view.condition.failure.message[:MAX_MESSAGE]}
     if view.device is not None:
         budget = view.device.budget_bytes
         entry["free"] = rounded(view.device.free_bytes, budget=budget)

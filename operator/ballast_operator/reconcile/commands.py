@@ -17,7 +17,7 @@ from ballast_operator.api.weightbudget import CompactionMode
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.resources import BUDGETS
 from ballast_operator.fleet.link import LONGEST_CALL_SECONDS, CallError, Link
-from ballast_operator.reconcile.conditions import timestamp
+from ballast_operator.reconcile.conditions import MAX_MESSAGE, timestamp
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.world import World, budget_key
 
@@ -150,7 +150,7 @@ def summary(
         }
     left = [f"{v.name}: {v.failure.message}" for a in done for v in a.not_reloaded]
     if failed or left:
-        found["message"] = "; ".join([*failed, *left])[:4096]
+        found["message"] = "; ".join([*failed, *left])[:MAX_MESSAGE]
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from ballast_contract.reasons import Reason
 
 MAX_MESSAGE: Final = 4096
+"""Characters of a message in a status."""
 
 Truth = Literal["True", "False", "Unknown"]
 
@@ -74,9 +75,14 @@ def keep(existing: Iterable[Mapping[str, Any]], type_: str) -> Fact | None:
     return None
 
 
-def timestamp(moment: dt.datetime) -> str:
+def timestamp(time: dt.datetime) -> str:
     """A metav1.Time."""
-    return moment.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return time.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment(text: str) -> dt.datetime:
+    """What a metav1.Time or MicroTime says. Raises ValueError for another spelling."""
+    return dt.datetime.fromisoformat(text)
 
 
 def _reason(text: str) -> Reason:

@@ -24,11 +24,10 @@ from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.template import Template
 from ballast_operator.reconcile.workers import Crew, Worker
 from ballast_operator.reconcile.world import World
-from ballast_operator.reconcile.writing import delete, ensure
+from ballast_operator.reconcile.writing import UNWATCHED_SECONDS, delete, end, ensure
 
 logger = logging.getLogger(__name__)
 
-_CREATE_AGAIN_SECONDS: Final = 15.0
 _FORMER_SECONDS: Final = 1.0
 _MOST_PATIENT_SECONDS: Final = 60.0
 _BATCH: Final = 20
@@ -118,25 +117,25 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
         pool.creation = None
         return
     if pool.undeleted is not None:  # pods that end at once and may not be deleted would be made without end
-        pool.creation, pool.create_after = pool.undeleted, world.clock() + _CREATE_AGAIN_SECONDS
+        pool.creation, pool.create_after = pool.undeleted, world.clock() + UNWATCHED_SECONDS
         return
     if world.clock() < pool.create_after:
         return
     obstacle = await world.certificates.ensure(namespace)
     if obstacle:
         pool.creation = Trouble(Reason.SECRET_CONFLICT, obstacle)
-        pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
+        pool.create_after = world.clock() + UNWATCHED_SECONDS
         return
     name = budget["metadata"]["name"]
     owner = naming.owner(BUDGETS, budget)
     config = template.config_map(
-        namespace=namespace, labels=naming.labels(component="config", budget=name), owner=owner
+        namespace=namespace, labels=naming.labels(component=naming.CONFIG, budget=name), owner=owner
     )
     obstacle = await ensure(world, CONFIG_MAPS, config, uid=uid, by=by)
     if obstacle:
         goes = _goes(world.caches[CONFIG_MAPS].get(namespace, template.config_name), uid=uid)
         pool.creation = Trouble(Reason.PENDING if goes else Reason.CONFIG_MAP_CONFLICT, obstacle)
-        _put_off(world, pool, most=_FORMER_SECONDS if goes else _CREATE_AGAIN_SECONDS)
+        _put_off(world, pool, most=_FORMER_SECONDS if goes else UNWATCHED_SECONDS)
         return
     token = budget["metadata"].get("annotations", {}).get(names.ANNOTATION_UPDATE, "")
     created = 0
@@ -155,7 +154,7 @@ async def carry_out(world: World, budget: Object, pool: Pool, template: Template
         reason = Reason.INVALID_POD_TEMPLATE if invalid else Reason.PODS_FORBIDDEN
         hint = _HINT if not invalid and template.shares_host_pool and "hostPath" in error.message else ""
         pool.creation = Trouble(reason, f"the API server refuses worker pods: {error.message}{hint}")
-        pool.create_after = world.clock() + _CREATE_AGAIN_SECONDS
+        pool.create_after = world.clock() + UNWATCHED_SECONDS
         return
     pool.creation = None
 
@@ -198,14 +197,9 @@ async def _create(world: World, budget: Object, bodies: Sequence[Object], *, by:
 async def _delete_pod(world: World, held: Object, *, by: Key) -> str:
     """Returns why the API server refuses that, or nothing."""
     metadata = held["metadata"]
-    try:
-        await world.client.delete(
-            PODS, metadata["namespace"], metadata["name"], uid=metadata["uid"], priority=Priority.READY
-        )
-    except errors.Conflict:
-        return ""
-    except errors.Refused as error:
-        return f"the API server refuses to delete pod {metadata['name']}: {error.message}"
+    refusal = await end(world, PODS, metadata["namespace"], metadata["name"], uid=metadata["uid"])
+    if refusal:
+        return refusal
     try:  # it goes on existing until it has ended; not counting it as a worker any more must not wait for the watch
         now = await world.client.get(PODS, metadata["namespace"], metadata["name"])
         world.observe(PODS, None, now, by=by)
@@ -222,7 +216,7 @@ async def drop_old_configs(
     used = {template.config_name, *(pod.config_name for pod in found)}
     for held in world.caches[CONFIG_MAPS].group("budget", namespace, name):
         metadata = held["metadata"]
-        is_config = metadata.get("labels", {}).get("app.kubernetes.io/component") == "config"
+        is_config = metadata.get("labels", {}).get(naming.COMPONENT_LABEL) == naming.CONFIG
         if is_config and naming.owner_uid(held) == budget["metadata"]["uid"] and metadata["name"] not in used:
             refusal = await delete(world, CONFIG_MAPS, held, by=by)
             if refusal:

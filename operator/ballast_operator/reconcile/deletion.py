@@ -6,7 +6,6 @@ finalizer goes in time whatever is dead.
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -20,10 +19,12 @@ from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import BUDGETS, PODS
 from ballast_operator.fleet.link import CallError, Link
 from ballast_operator.reconcile import host_pools
+from ballast_operator.reconcile.conditions import moment
 from ballast_operator.reconcile.pods import Pod
 from ballast_operator.reconcile.pool import Pool
 from ballast_operator.reconcile.wishes import Rejection
 from ballast_operator.reconcile.world import World
+from ballast_operator.reconcile.writing import UNWATCHED_SECONDS, end
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ GRACE_SECONDS: Final = 10
 
 _LOOK_SECONDS: Final = 1.0
 _RELEASE_SECONDS: Final = 2.0
-_REFUSED_SECONDS: Final = 15.0
 
 
 async def add_finalizer(world: World, obj: Object, *, by: Key) -> Object | Rejection:
@@ -60,7 +60,7 @@ async def finish(world: World, obj: Object, pool: Pool, pods: Sequence[Pod], *, 
     metadata = obj["metadata"]
     if names.FINALIZER not in metadata.get("finalizers", ()):
         return None
-    deleted = (world.now() - _time(metadata["deletionTimestamp"])).total_seconds()
+    deleted = (world.now() - moment(metadata["deletionTimestamp"])).total_seconds()
     limit = world.options.deletion_seconds
     waited = max(deleted, world.clock() - began)
     used = host_pools.note(pool, pods, now=world.clock())
@@ -83,7 +83,7 @@ async def finish(world: World, obj: Object, pool: Pool, pods: Sequence[Pod], *, 
     except errors.Refused as error:
         note = f"the API server refuses to remove our finalizer: {error.message}"
         world.events.post(obj, BUDGETS.kind, "Warning", Reason.WRITE_REFUSED, "Delete", note)
-        return _REFUSED_SECONDS
+        return UNWATCHED_SECONDS
     if answer["metadata"].get("finalizers"):
         world.observe(BUDGETS, None, answer, by=by)
     else:
@@ -95,15 +95,11 @@ async def _end(world: World, obj: Object, pods: Sequence[Pod]) -> None:
     namespace = obj["metadata"]["namespace"]
     going = [pod for pod in pods if not pod.terminating]
     for pod in going:
-        try:
-            await world.client.delete(
-                PODS, namespace, pod.name, uid=pod.uid, grace_seconds=GRACE_SECONDS, priority=Priority.FENCING
-            )
-        except errors.Conflict:
-            continue
-        except errors.Refused as error:
-            note = f"the API server refuses to delete pod {pod.name}: {error.message}"
-            world.events.post(obj, BUDGETS.kind, "Warning", Reason.PODS_FORBIDDEN, "Delete", note)
+        refusal = await end(
+            world, PODS, namespace, pod.name, uid=pod.uid, grace_seconds=GRACE_SECONDS, priority=Priority.FENCING
+        )
+        if refusal:
+            world.events.post(obj, BUDGETS.kind, "Warning", Reason.PODS_FORBIDDEN, "Delete", refusal)
     links = [link for pod in pods if (link := world.fleet.link(pod.uid)) is not None]
     await asyncio.gather(*(_release(link) for link in links))
 
@@ -121,7 +117,3 @@ async def set_finalizers(client: Client, obj: Object, finalizers: Sequence[str])
     metadata = obj["metadata"]
     body = {"metadata": {"finalizers": list(finalizers) or None, "resourceVersion": metadata["resourceVersion"]}}
     return await client.patch(BUDGETS, metadata["namespace"], metadata["name"], body, priority=Priority.FENCING)
-
-
-def _time(text: str) -> dt.datetime:
-    return dt.datetime.fromisoformat(text)

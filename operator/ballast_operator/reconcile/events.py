@@ -16,6 +16,7 @@ from typing import Final, Literal
 from ballast_contract.reasons import Reason
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Client, Object
+from ballast_operator.cluster.lease import micro_time
 from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import EVENTS, MANAGED_BY
 from ballast_operator.reconcile.metrics import ReconcileMetrics
@@ -141,7 +142,7 @@ class Events:
             "uid": metadata["uid"],
             "resourceVersion": metadata.get("resourceVersion", ""),
         }
-        moment = self._now().astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+        moment = micro_time(self._now())
         event = _Event(metadata["namespace"], regarding, severity, reason, action, note[:MAX_NOTE], moment, said)
         key = (metadata["uid"], action, "") if stands else said
         for held in self._waiting.values():

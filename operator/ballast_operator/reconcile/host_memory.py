@@ -23,7 +23,8 @@ NODE_DIRECTORY: Final = PurePosixPath("/dev/shm/ballast")  # noqa: S108 - shared
 
 POOL_CONTAINER: Final = "host-pool"
 
-_VOLUME: Final = "host-pool"
+HOST_VOLUME: Final = "host-pool"
+"""The volume of a worker pod that holds its host copies."""
 
 _TABLE_BYTES: Final = 64 << 20
 """What the host pool's table takes beside the copies."""
@@ -71,18 +72,18 @@ def volumes(spec: WeightBudgetSpec, place: Place) -> tuple[list[Object], list[Ob
     size = size_of(spec.host.budget)
     if size == 0:
         return [], []
-    mount: Object = {"name": _VOLUME, "mountPath": HOST_DIRECTORY}
+    mount: Object = {"name": HOST_VOLUME, "mountPath": HOST_DIRECTORY}
     if is_shared(spec):
         return [node_volume()], [{**mount, "subPath": place.folder}]
     memory: Object = {"medium": "Memory"}
     if isinstance(size, int):
         memory["sizeLimit"] = quantities.ceil_api(size + _TABLE_BYTES)
-    return [{"name": _VOLUME, "emptyDir": memory}], [mount]
+    return [{"name": HOST_VOLUME, "emptyDir": memory}], [mount]
 
 
 def node_volume() -> Object:
     """The folder of all host pools of a node, as a volume."""
-    return {"name": _VOLUME, "hostPath": {"path": str(NODE_DIRECTORY), "type": "DirectoryOrCreate"}}
+    return {"name": HOST_VOLUME, "hostPath": {"path": str(NODE_DIRECTORY), "type": "DirectoryOrCreate"}}
 
 
 def init_containers(spec: WeightBudgetSpec, place: Place, operator_image: str) -> list[Object]:
@@ -111,7 +112,7 @@ def node_container(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"], **added},
         },
-        "volumeMounts": [{"name": _VOLUME, "mountPath": HOST_DIRECTORY}],
+        "volumeMounts": [{"name": HOST_VOLUME, "mountPath": HOST_DIRECTORY}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 

@@ -18,7 +18,7 @@ from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.limiter import Priority
 from ballast_operator.cluster.resources import BUDGETS, PODS
-from ballast_operator.reconcile import host_memory
+from ballast_operator.reconcile import host_memory, naming
 from ballast_operator.reconcile.host_memory import NODE_DIRECTORY, Place, place_of
 from ballast_operator.reconcile.options import Options
 from ballast_operator.reconcile.pods import Pod
@@ -164,7 +164,7 @@ def _removal_pod(place: Place, node: str, options: Options) -> Object:
     """
     labels = {
         "app.kubernetes.io/name": "ballast",
-        "app.kubernetes.io/component": "host-pool-removal",
+        naming.COMPONENT_LABEL: "host-pool-removal",
         "app.kubernetes.io/part-of": "ballast",
     }
     metadata = {"name": _name(place, node), "namespace": options.namespace, "labels": labels}

@@ -33,12 +33,11 @@ from ballast_operator.reconcile.wishes import (
 )
 from ballast_operator.reconcile.workers import Worker
 from ballast_operator.reconcile.world import World
-from ballast_operator.reconcile.writing import delete, ensure, write_status
+from ballast_operator.reconcile.writing import UNWATCHED_SECONDS, delete, ensure, write_status
 
 _URGENT: Final = ("replicas", "readyReplicas", "address", "lastFailure")
 
 _FORMER_SECONDS: Final = 2.0
-_FOREIGN_SECONDS: Final = 15.0
 
 
 class ModelReconciler:
@@ -64,7 +63,7 @@ class ModelReconciler:
             leftover = await self._clear_slices(key)
             situation = Situation(verdict, leftover=leftover, unknown_fields=self._unknown(obj))
             later = await self._report(key, obj, situation, pool)
-            return earliest(later, _FOREIGN_SECONDS if leftover else None)
+            return earliest(later, UNWATCHED_SECONDS if leftover else None)
         if pool is None or not pool.recovered:
             return None  # its budget is reconciled first, and calls for it then
         targets, holders = pool.targets.get(verdict.uid, ()), pool.holders.get(verdict.uid, frozenset())
@@ -92,14 +91,14 @@ class ModelReconciler:
             if endpoints.ownership(held, uid=verdict.uid) is Ownership.OURS:
                 refusal = await self._slices(key, obj, verdict, involved, rollout)
                 conflict = conflict or refusal
-                again = again or (_FOREIGN_SECONDS if conflict else None)
+                again = again or (UNWATCHED_SECONDS if conflict else None)
         elif own:
             held = world.caches[SERVICES].get(key.namespace, key.name)
             if targets and endpoints.ownership(held, uid=verdict.uid) is not Ownership.OURS:
                 conflict = f"there is no Service '{key.name}' of this model, and none is made while it is paused"
         elif not paused(obj):
             leftover = await self._withdraw(key, verdict)
-            again = _FOREIGN_SECONDS if leftover else None
+            again = UNWATCHED_SECONDS if leftover else None
         situation = Situation(
             verdict=verdict,
             workers=involved,
@@ -130,7 +129,7 @@ class ModelReconciler:
             text = f"Service '{key.name}' belongs to an earlier InferenceModel of this name and is waited for to go"
             return text, _FORMER_SECONDS
         text = await ensure(world, SERVICES, endpoints.service(model, naming.owner(MODELS, obj)), uid=model.uid, by=key)
-        return text, _FOREIGN_SECONDS if text else None
+        return text, UNWATCHED_SECONDS if text else None
 
     async def _slices(self, key: Key, obj: Object, model: Model, involved: Sequence[Worker], rollout: Rollout) -> str:
         """Write the endpoints as they should be; returns what stands in their way."""

@@ -12,7 +12,7 @@ from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.common import Tier
 from ballast_operator.api.inferencemodel import MAX_REPORTED_WORKERS
 from ballast_operator.reconcile import naming
-from ballast_operator.reconcile.conditions import timestamp
+from ballast_operator.reconcile.conditions import MAX_MESSAGE, timestamp
 from ballast_operator.reconcile.model_situation import Copy, Situation, answering, wanted_copies
 from ballast_operator.reconcile.wishes import Model, Rejection
 from ballast_operator.reconcile.workers import Worker
@@ -119,7 +119,7 @@ def _failure(copies: Sequence[Copy]) -> Status | None:
         if copy.failure is not None:
             found: Status = {
                 "reason": copy.failure.reason,
-                "message": copy.failure.message[:4096],
+                "message": copy.failure.message[:MAX_MESSAGE],
                 "worker": copy.name,
             }
             if copy.failure.HasField("exit_code"):

@@ -19,6 +19,11 @@ ANNOTATION_UPDATE_TOKEN: Final = f"{names.API_GROUP}/update-token"
 SLICE_MANAGER: Final = f"operator.{names.API_GROUP}"
 """Value of `endpointslice.kubernetes.io/managed-by`: keeps Kubernetes' own controllers away."""
 
+COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+
+CONFIG: Final = "config"
+"""The component that a worker configuration is, and the volume that brings it into a pod."""
+
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
 
@@ -50,7 +55,7 @@ def labels(*, component: str, budget: str, model: str | None = None) -> dict[str
     found = {
         "app.kubernetes.io/name": "ballast",
         "app.kubernetes.io/instance": budget,
-        "app.kubernetes.io/component": component,
+        COMPONENT_LABEL: component,
         "app.kubernetes.io/part-of": "ballast",
         MANAGED_LABEL: MANAGED_BY,
         names.LABEL_BUDGET: budget,
@@ -62,7 +67,7 @@ def labels(*, component: str, budget: str, model: str | None = None) -> dict[str
 
 def worker_selector(budget: str) -> dict[str, str]:
     """The labels that select the worker pods of a budget; they never change."""
-    return {names.LABEL_BUDGET: budget, "app.kubernetes.io/component": "worker"}
+    return {names.LABEL_BUDGET: budget, COMPONENT_LABEL: "worker"}
 
 
 def owner(resource: Resource, obj: Object, *, controls: bool = True) -> list[dict[str, Any]]:

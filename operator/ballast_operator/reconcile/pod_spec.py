@@ -160,7 +160,7 @@ def _volumes(place: Place, spec: WeightBudgetSpec, config_name: str) -> tuple[li
         volumes.append({"name": name, **source})
         mounts.append({"name": name, "mountPath": path, **options})
 
-    mount("config", CONFIG_DIRECTORY, {"configMap": {"name": config_name}}, readOnly=True)
+    mount(naming.CONFIG, CONFIG_DIRECTORY, {"configMap": {"name": config_name}}, readOnly=True)
     mount("tls", TLS_DIRECTORY, {"secret": {"secretName": names.WORKER_CERTIFICATE}}, readOnly=True)
     mount("tmp", TEMPORARY_DIRECTORY, {"emptyDir": {}})
     mount("state", STATE_DIRECTORY, {"emptyDir": {}})

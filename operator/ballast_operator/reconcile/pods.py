@@ -11,6 +11,7 @@ from ballast_contract import names
 from ballast_contract.reasons import Reason
 from ballast_operator.cluster.client import Object
 from ballast_operator.reconcile import naming
+from ballast_operator.reconcile.host_memory import HOST_VOLUME
 
 _PULL_FAILURES: Final = frozenset(
     {
@@ -179,10 +180,10 @@ def read(obj: Object) -> Pod:
         spec_hash=annotations.get(naming.ANNOTATION_SPEC_HASH, "") if selected else "",
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         update_token=annotations.get(naming.ANNOTATION_UPDATE_TOKEN, ""),
-        config_name=volumes.get("config", {}).get("configMap", {}).get("name", ""),
+        config_name=volumes.get(naming.CONFIG, {}).get("configMap", {}).get("name", ""),
         owner_uid=naming.owner_uid(obj) or "",
         trouble=_trouble(metadata["name"], status, conditions, finished=finished),
-        shares_host_pool="hostPath" in volumes.get("host-pool", {}),
+        shares_host_pool="hostPath" in volumes.get(HOST_VOLUME, {}),
         out_of_sight=containers_ready and not ready and not spec.get("readinessGates"),
     )
 

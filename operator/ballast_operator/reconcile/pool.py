@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -152,8 +152,3 @@ class Pool:
                 seen.requests + more.requests, seen.compute_seconds + more.compute_seconds
             )
             self.compute_seconds += more.compute_seconds
-
-
-def names_of(targets: Mapping[str, Sequence[str]]) -> frozenset[str]:
-    """Every worker that any model is assigned to."""
-    return frozenset(name for workers in targets.values() for name in workers)

@@ -9,6 +9,7 @@ from typing import Final
 
 from ballast_contract.reasons import Reason
 from ballast_operator.cluster.client import Object
+from ballast_operator.reconcile.conditions import moment
 from ballast_operator.reconcile.wishes import Model, Rejection, paused
 from ballast_operator.reconcile.workers import Worker
 
@@ -48,5 +49,5 @@ def silence(
     )
     if said or lasting:
         return None
-    age = (now - dt.datetime.fromisoformat(obj["metadata"]["creationTimestamp"])).total_seconds()
+    age = (now - moment(obj["metadata"]["creationTimestamp"])).total_seconds()
     return FIRST_SECONDS - age if 0 <= age < FIRST_SECONDS else None

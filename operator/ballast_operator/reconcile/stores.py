@@ -12,6 +12,7 @@ from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.cluster import errors
 from ballast_operator.cluster.client import Object
 from ballast_operator.cluster.resources import CLAIMS
+from ballast_operator.reconcile.conditions import moment
 from ballast_operator.reconcile.pods import Pod, Trouble
 from ballast_operator.reconcile.worker_config import claims
 from ballast_operator.reconcile.world import World
@@ -25,7 +26,7 @@ _SHARED: Final = frozenset({"ReadOnlyMany", "ReadWriteMany"})
 def suspects(pods: Sequence[Pod], *, now: dt.datetime) -> bool:
     """Whether a pod has been pending for long beside one that has a node."""
     live = [pod for pod in pods if pod.live]
-    late = [pod for pod in live if pod.pending and (now - _time(pod.created)).total_seconds() > PATIENCE_SECONDS]
+    late = [pod for pod in live if pod.pending and (now - moment(pod.created)).total_seconds() > PATIENCE_SECONDS]
     excused = (None, Reason.UNSCHEDULABLE)
     return any(
         (pod.trouble.reason if pod.trouble else None) in excused
@@ -60,7 +61,3 @@ async def trouble(world: World, namespace: str, spec: WeightBudgetSpec, pods: Se
         if found is not None:
             return found
     return None
-
-
-def _time(text: str) -> dt.datetime:
-    return dt.datetime.fromisoformat(text)

@@ -42,19 +42,10 @@ def _walk(value: Any, model: type[pydantic.BaseModel], path: str, found: list[st
         return
     if not isinstance(value, dict):
         return
-    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    fields = validation.fields_of(model)
     for key, item in value.items():
         field = fields.get(key)
         if field is None:
             found.append(validation.unknown_key(path, key, fields))
-        elif (inner := _model_of(field.annotation)) is not None:
+        elif (inner := validation.model_of(field.annotation)) is not None:
             _walk(item, inner, f"{path}.{key}", found)
-
-
-def _model_of(annotation: Any) -> type[pydantic.BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return annotation
-    for part in getattr(annotation, "__args__", ()):
-        if (model := _model_of(part)) is not None:
-            return model
-    return None

@@ -12,6 +12,7 @@ import pydantic
 
 from ballast_contract import config, names, validation
 from ballast_contract.reasons import Reason
+from ballast_contract.residency import RESIDENCIES
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.inferencemodel import InferenceModelSpec
 from ballast_operator.api.weightbudget import WeightBudgetSpec
@@ -20,12 +21,6 @@ from ballast_operator.cluster.client import Object
 S = TypeVar("S", bound=pydantic.BaseModel)
 
 _REMEMBERED: Final = 50_000
-
-_RESIDENCY: Final = {
-    config.ResidencyWish.UNPINNED: pb.RESIDENCY_UNPINNED,
-    config.ResidencyWish.SYSTEM: pb.RESIDENCY_SYSTEM,
-    config.ResidencyWish.DEVICE: pb.RESIDENCY_DEVICE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ class Model:
             object=self.object,
             uri=self.spec.source.uri,
             digest=self.spec.source.digest or "",
-            residency=_RESIDENCY[self.spec.residency],
+            residency=RESIDENCIES[self.spec.residency],
             batching=pb.Batching(max_size=batching.max_size, max_delay_milliseconds=batching.max_delay_milliseconds),
         )
 

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from ballast_contract import config
+from ballast_contract import config, plan_lines
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.fleet.view import Obstacle, View
 from ballast_operator.reconcile.pods import Pod
 from ballast_operator.reconcile.wishes import Model
-
-_PLAN_WEIGHTS: Final = frozenset({"code", "pinned weights", "on-demand weights"})
-"""Lines of a plan that models share; the others are fixed or kept free."""
 
 _SILENCE_SECONDS: Final = 60.0
 """How long a silent worker whose pod is Ready keeps its models, before they are placed elsewhere."""
@@ -112,7 +109,7 @@ class Worker:
         plan = self.view.plan if self.view is not None else None
         if plan is None or not plan.fits:
             return None
-        return sum(line.bytes for line in plan.lines if line.line in _PLAN_WEIGHTS)
+        return sum(line.bytes for line in plan.lines if line.line in plan_lines.OF_MODELS)
 
 
 class Crew:

@@ -99,8 +99,6 @@ class World:
         """
         change = self.caches[resource].observe(type_, obj)
         if change is not None:
-            if resource == resources.PODS and change.after is None:
-                self._pods.pop(change.either["metadata"]["uid"], None)
             self._mark(resource, change, by=by)
         return change is not None
 
@@ -160,6 +158,8 @@ class World:
         return self.caches[resources.MODELS].group("served", obj["metadata"]["namespace"], _served(obj))
 
     def _mark(self, resource: Resource, change: Change, *, by: Key | None) -> None:
+        if resource == resources.PODS and change.before is not None:
+            self._pods.pop(change.before["metadata"]["uid"], None)  # read again where it is still there
         for key in self._dirty(resource, change):
             if key != by:
                 self.enqueue(key, 0.0)

@@ -21,6 +21,9 @@ from ballast_operator.reconcile.world import World
 PLACEMENT_MANAGER: Final = f"{MANAGED_BY}-placement"
 """Field manager of status.assignment, which is written before workers are told, and by another reconciliation."""
 
+UNWATCHED_SECONDS: Final = 15.0
+"""What no watch tells of is looked at again after so long: what is not ours, and what the API server refuses."""
+
 _MAP_KEYS: Final = {"conditions": "type", "workers": "name", "plan": "line"}
 
 _QUIET: Final = frozenset(
@@ -105,16 +108,29 @@ async def _ensure(world: World, resource: Resource, body: Object, *, uid: str, b
 async def delete(world: World, resource: Resource, obj: Object, *, by: Key) -> str:
     """Delete this very object, not another that took its name; returns why the API server refuses that, or nothing."""
     metadata = obj["metadata"]
+    refusal = await end(world, resource, metadata["namespace"], metadata["name"], uid=metadata["uid"])
+    if not refusal and not metadata.get("finalizers"):
+        world.observe(resource, "DELETED", obj, by=by)
+    return refusal
+
+
+async def end(
+    world: World,
+    resource: Resource,
+    namespace: str,
+    name: str,
+    *,
+    uid: str,
+    grace_seconds: int | None = None,
+    priority: Priority = Priority.READY,
+) -> str:
+    """As `delete`, for what may go on existing, as a pod does for its grace: whoever calls looks what became of it."""
     try:
-        await world.client.delete(
-            resource, metadata["namespace"], metadata["name"], uid=metadata["uid"], priority=Priority.READY
-        )
-    except errors.Conflict:
+        await world.client.delete(resource, namespace, name, uid=uid, grace_seconds=grace_seconds, priority=priority)
+    except errors.Conflict:  # another has its name: it is gone
         return ""
     except errors.Refused as error:
-        return f"the API server refuses to delete {resource.kind} '{metadata['name']}': {error.message}"
-    if not metadata.get("finalizers"):
-        world.observe(resource, "DELETED", obj, by=by)
+        return f"the API server refuses to delete {resource.kind} '{name}': {error.message}"
     return ""
 
 
@@ -138,23 +154,24 @@ async def write_status(
     existing: Mapping[str, Any] = obj.get("status") or {}
     metadata = obj["metadata"]
     generation = int(metadata.get("generation", 0))
-    wanted: dict[str, Any] = {
+    whole = {
         "observedGeneration": generation,
-        **declared(body, resource.kind, world.options.stale_definitions),
+        **body,
         "conditions": merge(facts, existing.get("conditions", ()), generation=generation, now=world.now()),
     }
+    wanted = declared(whole, resource.kind, world.options.stale_definitions)
     ours = {key: value for key, value in existing.items() if key != "assignment"}
     if _normal(wanted) == _normal(ours):
         return False
     pressing = _pressing(wanted, urgent) != _pressing(ours, urgent)
     if not pressing and not figures_due:
         return None
-    whole = {
+    written = {
         "metadata": {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]},
         "status": wanted,
     }
     priority = Priority.READY if pressing else Priority.FIGURES
-    answer = await world.client.apply_status(resource, whole, manager=MANAGED_BY, priority=priority)
+    answer = await world.client.apply_status(resource, written, manager=MANAGED_BY, priority=priority)
     world.metrics.status_writes.labels(resource.plural, "urgent" if pressing else "figures").inc()
     world.observe(resource, None, answer, by=by)
     _announce(world, obj, resource.kind, facts, existing.get("conditions", ()))
@@ -167,20 +184,27 @@ def declared(body: Mapping[str, Any], kind: str, stale: Sequence[str]) -> dict[s
     Args:
         body: the status.
         kind: of the object.
-        stale: what installed definitions lack, as in "WeightBudget status.hostNodes".
+        stale: what installed definitions lack, as in "WeightBudget status.hostNodes" or, of each item of a list,
+            "WeightBudget status.workers[].free".
     """
     found = copy.deepcopy(dict(body))
     for text in stale:
         of, _, path = text.partition(" ")
         top, *keys = path.split(".")
-        if of != kind or top != "status" or not keys:
-            continue
-        part: Any = found
-        for key in keys[:-1]:
-            part = part.get(key, {}) if isinstance(part, dict) else {}
-        if isinstance(part, dict):
-            part.pop(keys[-1], None)
+        if of == kind and top == "status" and keys:
+            _drop(found, *keys)
     return found
+
+
+def _drop(value: Any, key: str, *below: str) -> None:
+    """Remove a field from an object, or from each of a list."""
+    if isinstance(value, list):
+        for item in value:
+            _drop(item, key, *below)
+    elif isinstance(value, dict) and below:
+        _drop(value.get(key.removesuffix("[]")), *below)
+    elif isinstance(value, dict):
+        value.pop(key, None)
 
 
 def _announce(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.packings import crowded, held, highest_score
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,23 +59,23 @@ prices = st.builds(
     cold_bytes_per_second=st.none() | st.just(1.0),
     horizon_seconds=st.sampled_from([0.1, 1.0, 10.0, 1000.0]),
 )
-modes = st.sampled_from(["packed", "all"])
+everywheres = st.booleans()
 
 
 @examples
-@given(demands, fleets, befores, hysteresis, modes, st.booleans(), st.randoms(use_true_random=False))
-def test_the_answer_depends_on_the_arguments_alone(models, fleet, before, percent, mode, settled, rng):
+@given(demands, fleets, befores, hysteresis, everywheres, st.booleans(), st.randoms(use_true_random=False))
+def test_the_answer_depends_on_the_arguments_alone(models, fleet, before, percent, everywhere, settled, rng):
     shuffled_models, shuffled_fleet = list(models), list(fleet)
     rng.shuffle(shuffled_models)
     rng.shuffle(shuffled_fleet)
-    options = {"hysteresis_percent": percent, "mode": mode, "settled": settled}
+    options = {"hysteresis_percent": percent, "everywhere": everywhere, "settled": settled}
     assert pack(models, fleet, before, **options) == pack(shuffled_models, shuffled_fleet, before, **options)
 
 
 @examples
-@given(demands, fleets, befores, hysteresis, modes, st.booleans())
-def test_a_model_has_as_many_copies_as_wanted_or_a_reason(models, fleet, before, percent, mode, settled):
-    packing = pack(models, fleet, before, hysteresis_percent=percent, mode=mode, settled=settled)
+@given(demands, fleets, befores, hysteresis, everywheres, st.booleans())
+def test_a_model_has_as_many_copies_as_wanted_or_a_reason(models, fleet, before, percent, everywhere, settled):
+    packing = pack(models, fleet, before, hysteresis_percent=percent, everywhere=everywhere, settled=settled)
     assert packing.placements.keys() == {model.name for model in models}
     for model in models:
         placement = packing.placements[model.name]
@@ -82,7 +83,7 @@ def test_a_model_has_as_many_copies_as_wanted_or_a_reason(models, fleet, before,
         assert set(placement.workers) <= {worker.name for worker in fleet}
         if model.replicas == 0:
             wanted = 0
-        elif mode == "all" or model.all_workers:
+        elif everywhere or model.all_workers:
             wanted = len(fleet)
         else:
             wanted = min(model.replicas, len(fleet))
@@ -96,9 +97,9 @@ def test_a_model_has_as_many_copies_as_wanted_or_a_reason(models, fleet, before,
 
 
 @examples
-@given(demands, fleets, befores, hysteresis, modes, st.booleans())
-def test_no_worker_gets_what_cannot_be_on_its_device_at_once(models, fleet, before, percent, mode, settled):
-    packing = pack(models, fleet, before, hysteresis_percent=percent, mode=mode, settled=settled)
+@given(demands, fleets, befores, hysteresis, everywheres, st.booleans())
+def test_no_worker_gets_what_cannot_be_on_its_device_at_once(models, fleet, before, percent, everywhere, settled):
+    packing = pack(models, fleet, before, hysteresis_percent=percent, everywhere=everywhere, settled=settled)
     for worker in fleet:
         if worker.capacity_bytes is None:
             continue
@@ -119,13 +120,13 @@ def test_what_the_sums_say_is_what_was_placed(models, fleet, before, percent):
         assert load.pinned_bytes == sum(m.weights_bytes for m in here if m.pinned)
         assert load.swapped_bytes == sum(m.weights_bytes for m in here if not m.pinned)
         assert load.code_bytes == sum(m.code_bytes for m in here)
-        assert load.compute == pytest.approx(sum(packing.placements[m.name].share for m in here))
+        assert load.compute == pytest.approx(sum(m.utilization / len(packing.placements[m.name].workers) for m in here))
 
 
 @examples
-@given(demands, fleets, befores, hysteresis, modes, prices)
-def test_a_pack_of_its_own_result_changes_nothing(models, fleet, before, percent, mode, price):
-    options = {"hysteresis_percent": percent, "mode": mode, "price": price}
+@given(demands, fleets, befores, hysteresis, everywheres, prices)
+def test_a_pack_of_its_own_result_changes_nothing(models, fleet, before, percent, everywhere, price):
+    options = {"hysteresis_percent": percent, "everywhere": everywhere, "price": price}
     first = pack(models, fleet, before, **options)
     again = pack(models, fleet, first.assignments, **options)
     assert again.assignments == first.assignments
@@ -134,12 +135,14 @@ def test_a_pack_of_its_own_result_changes_nothing(models, fleet, before, percent
 
 
 @examples
-@given(demands, fleets, befores, hysteresis, modes)
-def test_settling_moves_nothing_where_every_copy_has_a_worker(models, fleet, before, percent, mode):
-    first = pack(models, fleet, before, hysteresis_percent=percent, mode=mode)
+@given(demands, fleets, befores, hysteresis, everywheres)
+def test_settling_moves_nothing_where_every_copy_has_a_worker(models, fleet, before, percent, everywhere):
+    first = pack(models, fleet, before, hysteresis_percent=percent, everywhere=everywhere)
     if all(placement.reason is None for placement in first.placements.values()):
         extra = ModelDemand("new", 0, utilization=5.0)
-        again = pack([*models, extra], fleet, first.assignments, hysteresis_percent=percent, mode=mode, settled=True)
+        again = pack(
+            [*models, extra], fleet, first.assignments, hysteresis_percent=percent, everywhere=everywhere, settled=True
+        )
         assert again.moved == ()
 
 
@@ -171,7 +174,7 @@ def test_hysteresis_holds(models, others, fleet, percent):
     stayed = pack(others, fleet, before, settled=True)
     loads = spread(stayed)
     plain = pack(others, fleet, plain_rule(others, fleet, everywhere=False), settled=True)
-    if loads[0] <= loads[-1] * (1 + percent / 100) and stayed.peak <= plain.peak:
+    if loads[0] <= loads[-1] * (1 + percent / 100) and highest_score(stayed) <= highest_score(plain):
         assert pack(others, fleet, stayed.assignments, hysteresis_percent=percent).moved == ()
 
 
@@ -204,10 +207,10 @@ even_fleets = sized_fleets | st.builds(even_fleet, COUNTS, st.none())
 
 def rank(packing):
     """What packing goes by: copies that are left out, whether a worker is crowded though everything might fit, the peak."""
-    held = sum(load.held_bytes for load in packing.loads.values())
+    whole = sum(held(load) for load in packing.loads.values())
     room = sum(load.capacity_bytes or 0 for load in packing.loads.values())
     missing = sum(placement.wanted - len(placement.workers) for placement in packing.placements.values())
-    return missing, held <= room and any(load.oversubscribed for load in packing.loads.values()), packing.peak
+    return missing, whole <= room and crowded(packing), highest_score(packing)
 
 
 @examples

@@ -12,6 +12,7 @@ from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.api.weightbudget_status import WeightBudgetStatus
+from ballast_operator.fleet.view import Obstacle
 from ballast_operator.reconcile.budget_facts import facts
 from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, in_pieces
 from ballast_operator.reconcile.budget_status import body, rounded
@@ -292,3 +293,11 @@ def test_a_spec_that_is_refused_is_said_before_workers_are_heard(build: Builder)
     now = situation(build.worker("a", heard=None), verdict=Rejection(Reason.INVALID_SPEC, "what"))
     kept = [{"type": "Ready", "status": "True", "reason": "Ready", "message": ""}]
     assert facts(now, kept)["Ready"].status == "False"
+
+
+def test_a_long_word_on_what_stands_between_a_worker_and_its_operator_is_cut_to_what_a_status_may_hold(build: Builder):
+    worker = build.worker("a", state=state())
+    worker.view.obstacle = Obstacle(Reason.CERTIFICATE_REFUSED, "x" * 5000)
+    [entry] = body(situation(worker))["workers"]
+    assert entry["message"] == "x" * 4096
+    WeightBudgetStatus.model_validate({"workers": [entry]})

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 from typing import Any
 
 import grpc
 import pytest
+from helpers.memory_cluster import BUDGET
+from helpers.memory_scene import Scene
 from helpers.reconcile_objects import MIB, Builder
 from prometheus_client import CollectorRegistry
 
@@ -17,10 +20,12 @@ from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.api.weightbudget import CompactionMode
 from ballast_operator.api.weightbudget_status import LastCompaction
 from ballast_operator.cluster import errors
+from ballast_operator.cluster.lease import micro_time
+from ballast_operator.cluster.resources import BUDGETS
 from ballast_operator.fleet.link import CallError
 from ballast_operator.reconcile import commands, demand
 from ballast_operator.reconcile.bundles import Bundles
-from ballast_operator.reconcile.conditions import Fact, merge, no, unknown, yes
+from ballast_operator.reconcile.conditions import Fact, merge, moment, no, timestamp, unknown, yes
 from ballast_operator.reconcile.events import Events
 from ballast_operator.reconcile.metrics import ReconcileMetrics
 from ballast_operator.reconcile.writing import _normal, _pressing, _severity, declared
@@ -47,6 +52,12 @@ def test_a_status_has_no_field_that_the_installed_definition_lacks():
     assert body["device"] == {"free": "1", "budget": "2"}
     assert declared(body, "InferenceModel", stale) == body
     assert declared(body, "WeightBudget", ["WeightBudget spec.device.budget"]) == body
+
+
+def test_a_time_is_read_as_it_was_written():
+    later = NOW + dt.timedelta(microseconds=5)
+    assert moment(timestamp(NOW)) == NOW
+    assert moment(micro_time(later)) == later
 
 
 def test_a_message_is_bounded():
@@ -244,3 +255,19 @@ async def test_what_nobody_wants_any_more_is_forgotten_and_without_readers_nothi
     bundles.want([], [reader])
     assert bundles.get(model.source) is None
     await bundles.close()
+
+
+def test_conditions_too_are_written_without_what_the_installed_definition_lacks(scene: Scene):
+    stale = ("WeightBudget status.conditions[].observedGeneration",)
+    scene.cluster.options = dataclasses.replace(scene.cluster.options, stale_definitions=stale)
+    scene.budget()
+    scene.leads()
+    status = scene.get(BUDGETS, BUDGET)["status"]
+    assert status["observedGeneration"] == 1
+    assert {key for condition in status["conditions"] for key in condition} == {
+        "type",
+        "status",
+        "reason",
+        "message",
+        "lastTransitionTime",
+    }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ballast_contract.config import Host, WorkerConfig
+from ballast_contract.plan_lines import CONTEXT
 from ballast_contract.reasons import Reason
 from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
@@ -20,7 +21,6 @@ from ballast_worker.control.machine import Machine
 from ballast_worker.control.planner import Planner
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
-from ballast_worker.device.plan import CONTEXT
 from ballast_worker.device.probe import DeviceFacts
 
 MI = 1 << 20

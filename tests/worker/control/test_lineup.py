@@ -13,6 +13,7 @@ import pytest
 from helpers.plain_bundles import random_bundle
 
 from ballast_contract.config import ResidencyWish, WorkerConfig
+from ballast_contract.plan_lines import CODE, SLACK
 from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuildResult, BuiltProgram
 from ballast_worker.bundle.reader import open_bundle
@@ -23,7 +24,6 @@ from ballast_worker.control.planning import Basis, DeviceLimits
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.device.budget import Budget
-from ballast_worker.device.plan import CODE, SLACK
 from ballast_worker.residency.demand import Refusal
 
 MI = 1 << 20

@@ -10,14 +10,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from ballast_contract import quantities
+from ballast_contract.plan_lines import CODE, CONTEXT, ON_DEMAND, PINNED, SCRATCH, SLACK
 from ballast_worker.device.budget import Budget
 from ballast_worker.device.plan import (
-    CODE,
-    CONTEXT,
-    ON_DEMAND,
-    PINNED,
-    SCRATCH,
-    SLACK,
     Declared,
     ModelNeed,
     PlanInputs,

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Iterable
 from typing import Any
 
 import pydantic
+
+from ballast_contract.validation import keys_at, nearest
 
 MAX_FAULTS = 8
 """Faults told in one message; the rest is counted."""
@@ -20,13 +21,6 @@ _SHORT.maxstring = _SHORT.maxother = 80
 def short(value: object) -> str:
     """A value for a message, cut where it is long."""
     return _SHORT.repr(value)
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, or None when nothing is close."""
-    candidates = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=0.6)
-    return candidates[found[0]] if found else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -52,27 +46,10 @@ def _one(fault: Any, model: type[pydantic.BaseModel]) -> str:
     location = fault["loc"]
     path = ".".join(str(part) for part in location)
     if fault["type"] == "extra_forbidden":
-        return f"unknown key {path!r}: {did_you_mean(str(location[-1]), _keys_at(model, location[:-1]))}"
+        return f"unknown key {path!r}: {did_you_mean(str(location[-1]), keys_at(model, location[:-1]))}"
     if fault["type"] == "missing":
         return f"{path!r} is missing"
     message = str(fault["msg"]).removeprefix("Value error, ")
     value = fault.get("input")
     shown = f" (got {short(value)})" if isinstance(value, str | int | float | bool) else ""
     return f"{path}: {message}{shown}" if path else message
-
-
-def _keys_at(model: type[pydantic.BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    current: type[pydantic.BaseModel] | None = model
-    for part in path:
-        if current is None or isinstance(part, int):
-            continue
-        fields = current.model_fields.items()
-        current = next((_model_in(f.annotation) for name, f in fields if part in (name, f.alias)), None)
-    return [] if current is None else [field.alias or name for name, field in current.model_fields.items()]
-
-
-def _model_in(annotation: Any) -> type[pydantic.BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return annotation
-    found = (_model_in(part) for part in getattr(annotation, "__args__", ()))
-    return next((model for model in found if model is not None), None)

@@ -12,7 +12,7 @@ import numpy as np
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.faults import short
 from ballast_worker.bundle.layout import DTYPES, TensorSpec, numpy_dtype
-from ballast_worker.bundle.parts import MAX_TENSORS, tensor_name
+from ballast_worker.bundle.limits import MAX_TENSORS, tensor_name
 from ballast_worker.bundle.safetensors import CODE_OF_DTYPE
 
 _SUB_BYTE = re.compile(r"u?int[124]|float[46]_.*")

@@ -14,25 +14,10 @@ from ballast_worker.bundle.digests import FILE_PREFIX, WEIGHTS_PREFIX
 from ballast_worker.bundle.dimensions import MAX_SIZE, NAME, RESERVED, concrete_shape
 from ballast_worker.bundle.faults import did_you_mean
 from ballast_worker.bundle.layout import DTYPES, TensorSpec
+from ballast_worker.bundle.limits import MAX_BYTES, MAX_RANK, MAX_TENSORS, tensor_name
 
 FUNCTION_FILE = "function.stablehlo"
 WEIGHTS_FILE = "weights.safetensors"
-
-MAX_TENSORS = 65536
-MAX_RANK = 16
-MAX_BYTES = 2**50
-"""Bytes that any size in a manifest may state: one pebibyte."""
-
-
-def tensor_name(name: str) -> str:
-    """Check the name of a tensor: printable, so that it can stand in logs, and unambiguous in the weights digest.
-
-    Raises:
-        ValueError: Empty, longer than 512 characters, or with characters that cannot be printed.
-    """
-    if not name or len(name) > 512 or not name.isprintable():
-        raise ValueError("a tensor's name is 1 to 512 printable characters")
-    return name
 
 
 def _dtype(name: str) -> str:

@@ -7,10 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ballast_contract.validation import nearest
 from ballast_worker.bundle import safetensors
 from ballast_worker.bundle.digests import bytes_digest
 from ballast_worker.bundle.errors import BundleError
-from ballast_worker.bundle.faults import nearest
 from ballast_worker.bundle.files import FileIdentity, open_directory, open_file, read_file
 from ballast_worker.bundle.layout import Layout, pack
 from ballast_worker.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, read_manifest

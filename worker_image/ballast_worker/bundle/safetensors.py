@@ -13,13 +13,10 @@ from typing import Any
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.faults import did_you_mean, short
 from ballast_worker.bundle.layout import TensorSpec, numpy_dtype
+from ballast_worker.bundle.limits import MAX_BYTES, MAX_RANK, MAX_TENSORS, tensor_name
 
 MAX_HEADER_BYTES = 32 << 20
 """Bytes of the JSON header; the format itself allows 100 MB."""
-
-MAX_TENSORS = 65536
-MAX_RANK = 16
-MAX_TENSOR_BYTES = 2**50
 
 DTYPE_OF_CODE: Mapping[str, str] = {
     "BOOL": "bool",
@@ -169,8 +166,10 @@ def _metadata(value: Any, file: str) -> Mapping[str, str]:
 
 def _entry(name: str, value: Any, data_start: int, file: str) -> Entry:
     where = f"tensor {short(name)}"
-    if not name or len(name) > 512 or not name.isprintable():
-        raise _invalid(file, f"{where}: a tensor's name is 1 to 512 printable characters")
+    try:
+        tensor_name(name)
+    except ValueError as error:
+        raise _invalid(file, f"{where}: {error}") from error
     if not isinstance(value, dict):
         raise _invalid(file, f"{where} is not a JSON object")
     expected = {"dtype", "shape", "data_offsets"}
@@ -205,8 +204,8 @@ def _entry(name: str, value: Any, data_start: int, file: str) -> Entry:
 
 
 def _sizes(value: Any, file: str, where: str, what: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_TENSOR_BYTES for item in value):
-        raise _invalid(file, f"{where}: {what} {short(value)} is not a list of sizes between 0 and {MAX_TENSOR_BYTES}")
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_BYTES for item in value):
+        raise _invalid(file, f"{where}: {what} {short(value)} is not a list of sizes between 0 and {MAX_BYTES}")
     return tuple(value)
 
 

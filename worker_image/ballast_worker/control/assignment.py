@@ -11,18 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ballast_contract.config import ResidencyWish
+from ballast_contract.residency import WISHES
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.bundle.placing import replace_file
 from ballast_worker.serving.catalog import Endpoint
 
 _DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{64})?")
 _FORMAT: Final = 1
-
-_WISHES: Final = {
-    pb.RESIDENCY_UNPINNED: ResidencyWish.UNPINNED,
-    pb.RESIDENCY_SYSTEM: ResidencyWish.SYSTEM,
-    pb.RESIDENCY_DEVICE: ResidencyWish.DEVICE,
-}
 
 
 class AssignmentError(ValueError):
@@ -159,9 +154,9 @@ def _model(message: pb.AssignedModel) -> AssignedModel:
         raise AssignmentError(
             f"model '{message.name}': digest '{message.digest}' is not sha256: and 64 hexadecimal digits"
         )
-    wish = _WISHES.get(message.residency)
+    wish = WISHES.get(message.residency)
     if wish is None:
-        raise AssignmentError(f"model '{message.name}': residency {message.residency} is none of {sorted(_WISHES)}")
+        raise AssignmentError(f"model '{message.name}': residency {message.residency} is none of {sorted(WISHES)}")
     return AssignedModel(
         name=message.name,
         uri=message.uri,

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ballast_contract.config import WorkerConfig
+from ballast_contract.plan_lines import SCRATCH
 from ballast_worker.control.observed import ObservedEngine
 from ballast_worker.control.planning import DEPTH
 from ballast_worker.device.memory import DeviceMemory
-from ballast_worker.device.plan import SCRATCH, Plan
+from ballast_worker.device.plan import Plan
 from ballast_worker.device.reservation import reserve_device
 from ballast_worker.host.pool import HostPool
 from ballast_worker.residency.demand import Refusal

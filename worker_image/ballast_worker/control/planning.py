@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ballast_contract.config import ResidencyWish, WorkerConfig
+from ballast_contract.plan_lines import CODE, CONTEXT, PINNED, SCRATCH, SLACK
 from ballast_contract.quantities import ceil_api, human
 from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuiltProgram
@@ -17,18 +18,7 @@ from ballast_worker.device import plan_text
 from ballast_worker.device.bfc_replay import smallest_pool
 from ballast_worker.device.budget import Budget
 from ballast_worker.device.needs import Needs
-from ballast_worker.device.plan import (
-    CODE,
-    CONTEXT,
-    PINNED,
-    SCRATCH,
-    SLACK,
-    Declared,
-    ModelNeed,
-    Plan,
-    PlanInputs,
-    make_plan,
-)
+from ballast_worker.device.plan import Declared, ModelNeed, Plan, PlanInputs, make_plan
 
 DEPTH: Final = 1
 """Executions enqueued at once: what the XLA pool is sized for and what the engine keeps to."""

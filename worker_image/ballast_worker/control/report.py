@@ -9,11 +9,12 @@ from enum import Enum
 from typing import Final
 
 import ballast_contract
-from ballast_contract.config import ResidencyWish
+from ballast_contract.plan_lines import SCRATCH
+from ballast_contract.residency import RESIDENCIES
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.control.models import Failure, ModelView, Stage
 from ballast_worker.device.memory import Statistics
-from ballast_worker.device.plan import SCRATCH, Plan
+from ballast_worker.device.plan import Plan
 from ballast_worker.host.store import HostStatistics
 from ballast_worker.residency.demand import Decision
 from ballast_worker.residency.protocol import CompactionResult, ModelSnapshot, ResidencySnapshot, Tier
@@ -75,11 +76,6 @@ _PHASES: Final = {
     Phase.DRAINING: pb.WORKER_PHASE_DRAINING,
 }
 _TIERS: Final = {Tier.NONE: pb.TIER_NONE, Tier.HOST: pb.TIER_HOST, Tier.DEVICE: pb.TIER_DEVICE}
-_WISHES: Final = {
-    ResidencyWish.UNPINNED: pb.RESIDENCY_UNPINNED,
-    ResidencyWish.SYSTEM: pb.RESIDENCY_SYSTEM,
-    ResidencyWish.DEVICE: pb.RESIDENCY_DEVICE,
-}
 _STAGES: Final = {
     Stage.PENDING: pb.MODEL_PHASE_PENDING,
     Stage.BUILDING: pb.MODEL_PHASE_BUILDING,
@@ -133,7 +129,7 @@ def model_state(view: ModelView, resident: ModelSnapshot | None, load: ModelLoad
         object=view.spec.object,
         phase=phase,
         tier=tier,
-        residency=_WISHES[view.spec.residency],
+        residency=RESIDENCIES[view.spec.residency],
         failure=failure(problem),
         message=view.message,
         digest=digest,

@@ -12,6 +12,7 @@ import grpc
 from ballast_contract import names
 from ballast_contract.config import ResidencyWish
 from ballast_contract.reasons import Reason
+from ballast_contract.residency import WISHES
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_contract.v1 import control_pb2_grpc
 from ballast_worker.bundle.errors import BundleError
@@ -33,11 +34,6 @@ _LONGEST_SECONDS: Final = 3600.0
 _MODES: Final = {
     pb.COMPACTION_MODE_MOVE: CompactionMode.MOVE,
     pb.COMPACTION_MODE_FREE: CompactionMode.FREE,
-}
-_WISHES: Final = {
-    pb.RESIDENCY_UNPINNED: ResidencyWish.UNPINNED,
-    pb.RESIDENCY_SYSTEM: ResidencyWish.SYSTEM,
-    pb.RESIDENCY_DEVICE: ResidencyWish.DEVICE,
 }
 _CODES: Final = {
     Reason.SOURCE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -194,7 +190,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> pb.SetModelResidencyResponse:
         """See the service."""
         self._admit(context, request.epoch, changes=True)
-        wish = _WISHES.get(request.residency)
+        wish = WISHES.get(request.residency)
         if wish is None:
             self._abort(context, grpc.StatusCode.INVALID_ARGUMENT, "residency is UNPINNED, SYSTEM or DEVICE")
         try:

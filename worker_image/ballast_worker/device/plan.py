@@ -7,18 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from ballast_contract import quantities
+from ballast_contract.plan_lines import CODE, CONTEXT, OF_EVERY_PLAN, ON_DEMAND, PINNED, SCRATCH, SLACK
 from ballast_worker.device.budget import Budget
 from ballast_worker.device.knobs import Knob, suggest
 from ballast_worker.device.needs import Needs
-
-CONTEXT: Final = "context"
-CODE: Final = "code"
-SCRATCH: Final = "scratch"
-PINNED: Final = "pinned weights"
-ON_DEMAND: Final = "on-demand weights"
-SLACK: Final = "slack"
-
-_OWN: Final = frozenset({CONTEXT, CODE, SCRATCH, PINNED, ON_DEMAND, SLACK})
 
 _OBSERVED: Final = "driver, libraries and copy buffers, measured in this process"
 
@@ -140,7 +132,7 @@ class Plan:
     @property
     def declared(self) -> int:
         """Bytes of the lines that bundles declare."""
-        return sum(line.nbytes for line in self.lines if line.name not in _OWN)
+        return sum(line.nbytes for line in self.lines if line.name not in OF_EVERY_PLAN)
 
     @property
     def arena(self) -> int:

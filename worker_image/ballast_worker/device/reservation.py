@@ -7,13 +7,14 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ballast_contract.plan_lines import SCRATCH
 from ballast_worker.device.arena_memory import ArenaMemory
 from ballast_worker.device.backend import Backend
 from ballast_worker.device.bfc_memory import BfcMemory
 from ballast_worker.device.bfc_pool import SimulatedPool
 from ballast_worker.device.cpu import CpuBackend
 from ballast_worker.device.memory import DeviceMemory
-from ballast_worker.device.plan import SCRATCH, Plan
+from ballast_worker.device.plan import Plan
 from ballast_worker.device.xla_pool import POOL_GRAIN, XlaPool, take_pool
 
 Allocator = Literal["arena", "bfc"]
