@@ -14,16 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
-from ballast_contract import config, names
+from ballast_contract import config, names, reasons
 from ballast_contract.reasons import Reason
 from ballast_operator.reconcile import naming
 from ballast_worker.bundle import cli as bundle_cli
 from ballast_worker.control import main as worker_cli
+from ballast_worker.serving import refusals
+from ballast_worker.serving.status import grpc_status, http_status
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "tutorial" / "first-model.md"
-OBSERVE, SECURITY, TROUBLESHOOT = (DOCS / "how-to" / f"{name}.md" for name in ("observe", "security", "troubleshoot"))
+OBSERVE, SECURITY, TROUBLESHOOT, CALL = (
+    DOCS / "how-to" / f"{name}.md" for name in ("observe", "security", "troubleshoot", "call-a-model")
+)
 
 NOT_OURS = {".git", ".venv", "build", "node_modules"}
 CONDITIONS = {
@@ -93,6 +97,26 @@ def test_the_tables_of_troubleshooting_begin_with_reasons():
     words = [word for row in rows for word in re.findall(r"`(\w+)`", row)]
     assert len(words) > 30
     assert [word for word in words if word not in {reason.value for reason in Reason}] == []
+
+
+def test_every_reason_for_which_the_user_must_change_something_has_a_row():
+    source = Path(reasons.__file__).read_text(encoding="utf-8")
+    section = source.partition("# The user must change something\n")[2].partition("\n    # ")[0]
+    wanted = set(re.findall(r'^    [A-Z_]+ = "(\w+)"', section, re.MULTILINE))
+    pages = [TROUBLESHOOT, *(DOCS / "runbooks").glob("*.md")]
+    rows = [row for page in pages for row in re.findall(r"^\| (`.*?) \| ", page.read_text("utf-8"), re.MULTILINE)]
+    assert len(wanted) > 30
+    assert wanted - {word for row in rows for word in re.findall(r"`(\w+)`", row)} == set()
+
+
+def test_the_table_of_answers_has_a_model_that_was_replaced_while_the_call_waited():
+    table = CALL.read_text(encoding="utf-8").partition("## What the answers mean")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in row.split(" | ")] for row in re.findall(r"^\| (\d.*) \|$", table, re.MULTILINE)]
+    replaced = refusals.replaced("m")
+    found = [
+        row for row in rows if row[0].startswith(str(http_status(replaced))) and row[1] == grpc_status(replaced).name
+    ]
+    assert [row[3] for row in found if "replaced" in row[2] and "metadata" in row[3]]
 
 
 def test_every_metric_that_is_named_exists():
