@@ -48,7 +48,7 @@ def test_none_when_all_together_do_not_free_enough():
 
 
 def test_exactly_one_of_twelve_equals_goes():
-    """Filling the device with equals and asking for one more must not empty it."""
+    """Filling the device with equals and asking for one more must not empty it. kserve/modelmesh-serving#455."""
     assert len(cheapest_set(ordered(*[(20 << 20, 1.0)] * 12), 20 << 20)) == 1
 
 

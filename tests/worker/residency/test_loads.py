@@ -63,6 +63,7 @@ def test_a_model_for_which_there_is_no_room_takes_that_of_another(rig):
 
 
 def test_one_of_twelve_equals_goes_for_a_thirteenth(rig):
+    """kserve/modelmesh-serving#455."""
     worker = rig(12 * 5)
     for i in range(13):
         worker.register(f"m{i}", 5)
@@ -271,6 +272,7 @@ def test_a_success_clears_the_failure(rig):
 
 
 def test_different_models_are_fetched_at_the_same_time_and_each_once(rig):
+    """ray-project/ray#65346."""
     worker = rig(8)
     for name in "abc":
         worker.register(name, 4)
@@ -280,7 +282,7 @@ def test_different_models_are_fetched_at_the_same_time_and_each_once(rig):
 
 
 def test_a_model_just_loaded_is_kept_until_its_waiter_has_run(rig):
-    """Three models, room for two, all asked for at once."""
+    """Three models, room for two, all asked for at once. ray-project/ray#65825."""
     worker = rig(8)
     for name in "abc":
         worker.register(name, 4)
@@ -397,7 +399,7 @@ def test_the_largest_waiting_load_is_reported(rig):
 
 
 def test_two_models_that_do_not_fit_together_swap_a_few_times_a_second_and_every_request_runs(rig):
-    """A B A A B A at 5/s for 60 s, loads of half a second."""
+    """A B A A B A at 5/s for 60 s, loads of half a second. kserve/modelmesh-serving#341, mostlygeek/llama-swap#612."""
     worker = rig(4)
     worker.register("a", 4)
     worker.register("b", 4)
