@@ -78,7 +78,6 @@ def test_one_of_twelve_equals_goes_for_a_thirteenth(rig):
 
 
 def test_one_large_idle_model_goes_in_place_of_two_small_busy_ones(rig):
-    """A3."""
     worker = rig(180)
     for name, units in (("idle", 100), ("busy1", 40), ("busy2", 40), ("new", 80)):
         worker.register(name, units)
@@ -91,7 +90,6 @@ def test_one_large_idle_model_goes_in_place_of_two_small_busy_ones(rig):
 
 
 def test_a_model_with_requests_stays_when_an_idle_one_frees_enough(rig):
-    """A9."""
     worker = rig(10)
     for name in ("queued", "idle", "new"):
         worker.register(name, 5)
@@ -140,7 +138,6 @@ def test_only_the_last_decisions_are_kept(rig):
 
 
 def test_what_can_never_fit_is_refused_at_registration_and_nothing_goes(rig):
-    """A1."""
     worker = rig(10)
     worker.register("a", 4)
     worker.load("a")
