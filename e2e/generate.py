@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write every generated file: gRPC stubs, CRDs, the chart's roles and values schema, reference documents.
+"""Write every generated file: gRPC stubs, CRDs, the chart's roles, values schema and dashboards, reference documents.
 
 Each has one source: the .proto files, the API models, the operator's permissions, the chart's values.yaml, the worker's
 configuration, the list of reasons, the metrics in the code, the parsers of the commands.
@@ -16,12 +16,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator"), str(ROOT / "worker_image")]
 
-from e2e.generators import commands, crds, metrics, reference, roles, stubs, values  # noqa: E402 - found through the path above
+from e2e.generators import (  # noqa: E402 - found through the path above
+    commands,
+    crds,
+    dashboards,
+    metrics,
+    reference,
+    roles,
+    stubs,
+    values,
+)
 
 
 def outputs() -> dict[Path, str]:
     """Every generated file with what belongs into it."""
-    parts = (stubs, crds, roles, values, reference, metrics, commands)
+    parts = (stubs, crds, roles, values, dashboards, reference, metrics, commands)
     return {ROOT / name: text for part in parts for name, text in part.outputs(ROOT).items()}
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from ballast_contract import config, validation
+from ballast_contract import config, former_names, validation
 
 
 def written(tmp_path, text):
@@ -81,5 +81,58 @@ def test_every_key_one_letter_off_is_refused(tmp_path):
 
 
 def test_names_of_the_first_system_are_answered_with_ours():
-    for old, new in validation.RENAMED.items():
+    for old, new in former_names.RENAMED.items():
         assert new in validation.unknown_key("", old, ["device"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "runtime: {backend: cuda, host_weight_budget: 48g, preallocate: true}",
+            [
+                "unknown key 'runtime': its settings have other places here: 'backend' is backend, ",
+                "'host_weight_budget' is host.budget, 'preallocate' has none; docs/reference/old-names.md has all names",
+            ],
+        ),
+        ("scheduler: {compaction_interval: 200}", ["'compaction_interval' is compactionInterval"]),
+        ("scheduling: {compaction_interval: 1}", ["'compaction_interval' is spec.placement.compaction.everyRepacks"]),
+        (
+            "global: {runtime: {mem_fraction: 0.9}, log: x}",
+            ["'mem_fraction' is device.budget (bytes, or a percentage of the card), 'log' has none"],
+        ),
+        ("model_dirs: [a]", ["unknown key 'model_dirs': its name here is modelDirectory"]),
+        ("runtime:", ["unknown key 'runtime': known keys are"]),
+    ],
+)
+def test_a_file_of_the_first_system_is_refused_naming_where_each_setting_went(tmp_path, text, words):
+    with pytest.raises(config.ConfigError) as caught:
+        config.load(written(tmp_path, text), {})
+    for part in words:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["eager", "lpt_packing"])
+def test_a_value_of_the_first_system_is_answered_with_ours(tmp_path, backend):
+    with pytest.raises(config.ConfigError, match=rf"got '{backend}': its name here is {former_names.RENAMED[backend]}"):
+        config.load(written(tmp_path, f"backend: {backend}"), {})
+
+
+def test_variables_of_the_first_system_are_named_with_ours_and_change_nothing():
+    environment = {
+        "INFERENCE_SERVER_RUNTIME_MEM_FRACTION": "0.5",
+        "INFERENCE_SERVER_RUNTIME_HOST_WEIGHT_BUDGET": "1g",
+        "INFERENCE_SERVER_RUNTIME_PREALLOCATE": "true",
+    }
+    assert config.load(None, environment) == config.load(None, {})
+    host, fraction, preallocate = config.unread_variables(environment | {"PATH": "/bin"})
+    assert host == (
+        "environment variable 'INFERENCE_SERVER_RUNTIME_HOST_WEIGHT_BUDGET' is not read: set BALLAST_HOST_BUDGET"
+    )
+    assert fraction.endswith("is not read: set BALLAST_DEVICE_BUDGET (bytes, or a percentage of the card)")
+    assert preallocate.endswith("is not read: see docs/reference/old-names.md")
+
+
+def test_every_variable_of_the_first_system_that_has_a_counterpart_names_one_that_is_read():
+    for sentence in config.unread_variables(dict.fromkeys(former_names.VARIABLES, "1")):
+        assert "is not read: set BALLAST_" in sentence

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ballast_contract import config, names, reasons
+from ballast_contract import config, former_names, names, reasons
 from ballast_contract.reasons import Reason
 from ballast_operator.reconcile import naming
 from ballast_worker.bundle import cli as bundle_cli
@@ -146,6 +146,13 @@ def test_every_field_that_is_named_exists():
         named = re.findall(r"`((?:spec|status)\.[A-Za-z.\[\]]*\w(?:\[\])?)[`:=]", path.read_text(encoding="utf-8"))
         for field in (field.removesuffix("[]") for field in named):
             assert field in types or types.get(field.rpartition(".")[0]) == "map", f"{path.name}: {field}"
+
+
+def test_every_former_name_that_is_answered_is_in_the_table_of_names():
+    table = (DOCS / "reference" / "old-names.md").read_text(encoding="utf-8")
+    settings = {f"{section}.{name}" for section, found in former_names.SECTIONS.items() for name in found}
+    assert {name for name in settings if f"`{name}" not in table} == set()
+    assert {word for word in former_names.RENAMED if word not in table} == set()
 
 
 def test_the_ports_of_observe_are_those_of_the_code():

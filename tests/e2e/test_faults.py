@@ -204,6 +204,7 @@ def blow(scene):
 
 
 def test_operators_and_workers_that_are_killed_at_once_come_back_with_what_they_held(scene):
+    """SeldonIO/seldon-core#5032."""
     pods, operators, before = scene.settled(), scene.operators(), scene.lease()
     assigned = {name: holds(each) for name, each in scene.models().items()}
     with under_load(scene, limit=LEADERLESS_SECONDS + LAG_SECONDS) as client:
@@ -290,6 +291,7 @@ def ready_nodes(kube):
 
 
 def test_uninstalling_runs_its_hook_and_leaves_models_served_and_no_namespace_that_cannot_be_deleted(scene, images):
+    """zalando-incubator/kopf#75, nolar/kopf#1104."""
     kube = scene.kube
     kube.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEFT}}))
     for obj in (budget("default", replicas=1), model("never-loaded")):

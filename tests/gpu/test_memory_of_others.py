@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llm-d-fast-model-actuation#709, #746: a worker that takes the place of a killed one waits for its device memory.
+"""A worker that takes the place of a killed one waits for its device memory.
+
+llm-d-incubation/llm-d-fast-model-actuation#709, llm-d-incubation/llm-d-fast-model-actuation#746.
 
 The memory of a killed process is given back by the driver in its own time; 20 times in a row a process that holds nine
 tenths of the device is killed and its successor looks at once.

@@ -84,7 +84,8 @@ class DeviceMemoryConformance:
         with pytest.raises(DeviceMemoryError, match="released"):
             lease.release()
 
-    def test_b05_weights_are_not_freed_while_an_execution_reads_them(self, memory: DeviceMemory) -> None:
+    def test_weights_are_not_freed_while_an_execution_reads_them(self, memory: DeviceMemory) -> None:
+        """vllm-project/vllm#45520."""
         weights = Weights.of_bytes(4 * UNIT)
         load(memory, "a", weights)
         lease = memory.lease("a")
@@ -129,7 +130,8 @@ class DeviceMemoryConformance:
         check(memory, "a", weights)
 
     @pytest.mark.parametrize("failing", [0, 1, 3])
-    def test_b07_a_failed_fill_leaves_the_bytes_as_before(self, memory: DeviceMemory, failing: int) -> None:
+    def test_a_failed_fill_leaves_the_bytes_as_before(self, memory: DeviceMemory, failing: int) -> None:
+        """vllm-project/vllm#34600."""
         load(memory, "a", Weights.of_bytes(UNIT))
         before, extents = memory.statistics(), memory.extents()
         weights = Weights.of_bytes(4 * UNIT, 1)
@@ -188,7 +190,10 @@ class DeviceMemoryConformance:
         memory.activate("a")
         check(memory, "a", weights)
 
-    def test_b08_two_hundred_loads_and_unloads_leave_the_memory_as_it_was(self, memory: DeviceMemory) -> None:
+    def test_two_hundred_loads_and_unloads_leave_the_memory_as_it_was(self, memory: DeviceMemory) -> None:
+        """triton-inference-server/server#8969, triton-inference-server/server#3320,
+        triton-inference-server/onnxruntime_backend#268.
+        """
         weights = Weights.of_bytes(UNIT)
         load(memory, "kept", weights)
         before, extents = memory.statistics(), memory.extents()
@@ -259,7 +264,8 @@ class DeviceMemoryConformance:
 class MovingMemoryConformance(DeviceMemoryConformance):
     """Also for memory that has nothing to do with the pool of executions."""
 
-    def test_b05_compaction_leaves_executing_weights_where_they_are(self, memory: DeviceMemory) -> None:
+    def test_compaction_leaves_executing_weights_where_they_are(self, memory: DeviceMemory) -> None:
+        """vllm-project/vllm#45520."""
         weights = {key: Weights.of_bytes(size * UNIT, size) for key, size in {"a": 4, "b": 8, "c": 12}.items()}
         for key in "abc":
             load(memory, key, weights[key])
@@ -280,7 +286,8 @@ class MovingMemoryConformance(DeviceMemoryConformance):
         for key in "bc":
             check(memory, key, weights[key])
 
-    def test_b12_fragmented_memory_takes_a_large_model_after_moves(self, memory: DeviceMemory) -> None:
+    def test_fragmented_memory_takes_a_large_model_after_moves(self, memory: DeviceMemory) -> None:
+        """jax-ml/jax#13428, jax-ml/jax#788, tensorflow/tensorflow#10152."""
         weights = {str(i): Weights.of_bytes(30 * UNIT, i) for i in range(8)}
         for key, content in weights.items():
             load(memory, key, content, pinned=key == "1")

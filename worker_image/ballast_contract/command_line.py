@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
-from ballast_contract.validation import RENAMED, nearest
+from ballast_contract.former_names import RENAMED
+from ballast_contract.validation import nearest
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,7 +18,7 @@ import pydantic
 import yaml
 from pydantic.alias_generators import to_camel
 
-from ballast_contract import names, quantities, validation
+from ballast_contract import former_names, names, quantities, validation
 
 
 class ConfigError(ValueError):
@@ -231,6 +231,17 @@ def load(path: Path | None, environment: Mapping[str, str]) -> WorkerConfig:
         return WorkerConfig.model_validate(data)
     except pydantic.ValidationError as error:
         raise ConfigError(validation.describe(error, WorkerConfig)) from error
+
+
+def unread_variables(environment: Mapping[str, str]) -> list[str]:
+    """One sentence for each variable of ReactantServer that is set: nothing here reads it."""
+    ours = {".".join(path): variable for variable, path in _variables(WorkerConfig, ())}
+    found = []
+    for variable in sorted(v for v in environment if v.startswith(former_names.ENV_PREFIX)):
+        key, _, note = former_names.VARIABLES.get(variable, "").partition(" ")
+        instead = f"set {ours[key]} {note}".rstrip() if key else f"see {former_names.ALL_NAMES}"
+        found.append(f"environment variable '{variable}' is not read: {instead}")
+    return found
 
 
 def _overlay(data: dict[str, Any], environment: Mapping[str, str]) -> None:

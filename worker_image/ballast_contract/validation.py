@@ -4,30 +4,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any
 
 import pydantic
 from pydantic.fields import FieldInfo
 
-RENAMED: Final[Mapping[str, str]] = {
-    "mem_fraction": "device.budget (bytes, or a percentage of the card)",
-    "device_memory_fraction": "device.budget (bytes, or a percentage of the card)",
-    "weight_cache_fraction": "device.weights.maxPercent",
-    "device_weight_fraction": "device.weights.maxPercent",
-    "weight_cache_wiggle_fraction": "device.weights.slackPercent",
-    "device_headroom_fraction": "device.weights.slackPercent",
-    "pin_to_gpu": "residency: device",
-    "host_weight_budget": "host.budget",
-    "shared_host_weights": "host.sharing (node | none)",
-    "shared_host_weights_mode": "host.fileMode",
-    "lpt_packing": "placement.mode: packed",
-    "eager": "lazy",
-    "scheduled": "preload",
-    "on_demand": "disabled",
-    "off": "disabled",
-}
-"""Names of ReactantServer that people may still type, and ours in their place."""
+from ballast_contract.former_names import ALL_NAMES, RENAMED, SECTIONS, places
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -37,12 +20,15 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return candidates[found[0]] if found else None
 
 
-def unknown_key(path: str, key: str, known: Iterable[str]) -> str:
-    """One sentence about a key that does not exist at `path` (empty for the top)."""
+def unknown_key(path: str, key: str, known: Iterable[str], value: Any = None) -> str:
+    """One sentence about a key that does not exist at `path` (empty for the top), and what was given for it."""
     below = f"{path}." if path else ""
     where = below + key
     if key in RENAMED:
         return f"unknown key '{where}': its name here is {RENAMED[key]}"
+    if key in SECTIONS and isinstance(value, dict) and value:
+        moved = ", ".join(places(key, value))
+        return f"unknown key '{where}': its settings have other places here: {moved}; {ALL_NAMES} has all names"
     known = sorted(known)
     hint = nearest(key, known)
     return f"unknown key '{where}': " + (
@@ -57,10 +43,12 @@ def describe(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -
         path = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
             *parents, key = (str(part) for part in fault["loc"])
-            lines.append(unknown_key(".".join(parents), key, keys_at(model, fault["loc"][:-1])))
+            known = keys_at(model, fault["loc"][:-1])
+            lines.append(unknown_key(".".join(parents), key, known, fault["input"]))
         else:
             value = fault.get("input")
-            shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+            renamed = f": its name here is {RENAMED[value]}" if isinstance(value, str) and value in RENAMED else ""
+            shown = f" (got {value!r}{renamed})" if isinstance(value, str | int | float | bool) else ""
             lines.append(f"'{path}': {fault['msg'].removeprefix('Value error, ')}{shown}")
     return "; ".join(lines)
 

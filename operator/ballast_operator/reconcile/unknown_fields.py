@@ -46,6 +46,6 @@ def _walk(value: Any, model: type[pydantic.BaseModel], path: str, found: list[st
     for key, item in value.items():
         field = fields.get(key)
         if field is None:
-            found.append(validation.unknown_key(path, key, fields))
+            found.append(validation.unknown_key(path, key, fields, item))
         elif (inner := validation.model_of(field.annotation)) is not None:
             _walk(item, inner, f"{path}.{key}", found)

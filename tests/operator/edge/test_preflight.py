@@ -52,7 +52,7 @@ async def test_the_definitions_of_this_release_lack_nothing(document: dict):
 
 @pytest.mark.apiserver
 async def test_fields_that_an_older_definition_lacks_are_named(document: dict):
-    """`helm upgrade` left the old definitions."""
+    """`helm upgrade` left the old definitions. kserve/kserve#2419."""
     older = json.loads(json.dumps(document))
     del schema(older, "InferenceModel")["properties"]["spec"]["properties"]["batching"]["properties"]["maxSize"]
     del schema(older, "WeightBudget")["properties"]["status"]["properties"]["shortfall"]

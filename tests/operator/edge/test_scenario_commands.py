@@ -163,7 +163,7 @@ async def test_a_leader_whose_lease_is_taken_says_so(bare: Rig):
 
 
 async def test_finalizers_are_stripped_and_stay_so_while_the_operator_still_runs(bare: Rig):
-    """The operator goes first, nothing blocks afterwards."""
+    """The operator goes first, nothing blocks afterwards. zalando-incubator/kopf#75, nolar/kopf#1104."""
     leader = bare.start_operator()
     await bare.budget()
     await bare.until_condition(BUDGETS, "default", "Ready", "True")

@@ -128,7 +128,7 @@ async def identity(rig: Rig) -> dict[str, bytes]:
 async def test_no_call_of_a_killed_leader_s_epoch_is_accepted_once_its_follower_has_spoken(
     bare: Rig, operators: Operators, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """A real worker: what it refuses is in its log and its metric."""
+    """A real worker: what it refuses is in its log and its metric. nolar/kopf#734, zalando-incubator/kopf#255."""
     bare.kubelet = False
     leader = await operators.start()
     await bare.budget()

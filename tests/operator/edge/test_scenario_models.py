@@ -161,6 +161,7 @@ async def test_a_missing_source_is_never_ready_and_says_where(pool: Rig):
 
 
 async def test_a_load_that_fails_shows_place_reason_and_exit_code_and_a_changed_spec_recovers(pool: Rig):
+    """kaito-project/kaito#931, kaito-project/kaito#1493."""
     failure = pb.Failure(
         reason="LoadFailedPermanent", message="builder ran out of memory", permanent=True, exit_code=137
     )
@@ -267,7 +268,7 @@ async def test_a_model_that_fits_nowhere_says_what_is_missing(pool: Rig):
 
 
 async def test_deletion_of_a_model_waits_for_nobody(pool: Rig):
-    """The worker is dead, the model never loaded."""
+    """The worker is dead, the model never loaded. SeldonIO/seldon-core#5043, SeldonIO/seldon-core#4768."""
     pool.prepare = lambda worker: worker.slow.add("stuck")
     await pool.budget()
     await pool.model("stuck", residency="device")

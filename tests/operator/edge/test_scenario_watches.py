@@ -21,7 +21,10 @@ pytestmark = pytest.mark.apiserver
 async def test_watches_that_were_cut_and_have_expired_begin_anew_in_the_same_process(
     bare: Rig, server: Kubectl, caplog: pytest.LogCaptureFixture
 ):
-    """What vanished meanwhile is gone, and what came is served: etcd has forgotten the revisions between."""
+    """What vanished meanwhile is gone, and what came is served: etcd has forgotten the revisions between.
+
+    nolar/kopf#787, nolar/kopf#957.
+    """
     caplog.set_level(logging.DEBUG, "kopf")
     async with StallingProxy(bare.kubeconfig) as proxy:
         operator = bare.start_operator(kubeconfig=proxy.kubeconfig)

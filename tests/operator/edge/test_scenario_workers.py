@@ -69,6 +69,7 @@ async def test_a_worker_whose_label_was_removed_by_force_is_replaced_and_its_mod
 
 
 async def test_a_restarted_worker_is_told_again_what_it_serves(pool: Rig):
+    """vllm-project/aibrix#236."""
     await pool.budget()
     await pool.model("minilm", residency="device")
     await pool.until_condition(MODELS, "minilm", "Ready", "True")
@@ -309,7 +310,10 @@ async def test_a_reverted_change_leaves_one_generation_of_pods(pool: Rig):
 
 
 async def test_pods_of_an_earlier_release_stay_until_the_update_is_asked_for(bare: Rig):
-    """An upgrade of the operator restarts nothing."""
+    """An upgrade of the operator restarts nothing.
+
+    ai-dynamo/dynamo#13495, ai-dynamo/dynamo#13620, kserve/modelmesh-serving#486, cloudnative-pg/cloudnative-pg#5950.
+    """
     old = bare.start_operator()
     await bare.budget()
     await bare.until_condition(BUDGETS, "default", "Ready", "True")

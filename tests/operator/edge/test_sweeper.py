@@ -69,6 +69,7 @@ async def test_a_list_that_fails_changes_nothing_and_is_no_fault(rig: Rig):
 
 
 async def test_a_watch_that_tells_nothing_of_what_three_lists_show_is_a_fault(rig: Rig):
+    """nolar/kopf#787, nolar/kopf#957, nolar/kopf#996, nolar/kopf#1077, nolar/kopf#1276."""
     for _ in range(3):
         assert rig.health.faults() == []
         rig.change("kept")

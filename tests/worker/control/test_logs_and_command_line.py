@@ -94,6 +94,13 @@ def test_the_environment_overrides_the_file(tmp_path, capsys, monkeypatch):
     assert yaml.safe_load(capsys.readouterr().out)["device"]["budget"] == 2 << 30
 
 
+def test_a_variable_of_the_first_system_is_warned_of_with_the_one_to_set(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("INFERENCE_SERVER_RUNTIME_HOST_WEIGHT_BUDGET", "48g")
+    (tmp_path / "w.yaml").write_text("")
+    assert main.main(["check-config", str(tmp_path / "w.yaml")]) == 0
+    assert "'INFERENCE_SERVER_RUNTIME_HOST_WEIGHT_BUDGET' is not read: set BALLAST_HOST_BUDGET" in caplog.text
+
+
 def test_asking_a_worker_that_does_not_run_says_where_it_was_looked_for(capsys, monkeypatch):
     monkeypatch.setenv("BALLAST_SERVING_INTROSPECTION_PORT", "1")
     assert main.main(["explain"]) == 1

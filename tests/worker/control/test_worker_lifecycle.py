@@ -117,7 +117,10 @@ def test_a_worker_that_serves_sweeps_the_executable_store_but_not_what_it_uses(
 
 
 def test_models_larger_than_the_budget_together_are_swapped(config_for, start, four):
-    """More models than fit are all answered; nothing fails while they take turns."""
+    """More models than fit are all answered; nothing fails while they take turns.
+
+    kserve/modelmesh-serving#396, kserve/modelmesh#72, kserve/modelmesh#82.
+    """
     worker = start(config_for(managed=True, device={"budget": "16m"}))
     worker.assign(*(assigned(bundle) for bundle in four))
     worker.until(lambda state: sum(m.phase in CALLABLE for m in state.models) == 4)
@@ -134,7 +137,10 @@ def test_models_larger_than_the_budget_together_are_swapped(config_for, start, f
 
 
 def test_bytes_that_cannot_fit_are_refused_before_anything_is_compiled(config_for, start, tmp_path):
-    """Sizes come from the headers, so a model too large is refused by its real size and nothing is evicted for it."""
+    """Sizes come from the headers, so a model too large is refused by its real size and nothing is evicted for it.
+
+    kserve/modelmesh-serving#511.
+    """
     large = pack_small(tmp_path / "large", mebibytes=20)
     worker = start(config_for(managed=True, device={"budget": "16m"}))
     (verdict,) = worker.assign(assigned(large)).refused
@@ -170,7 +176,7 @@ def test_a_bundle_that_cannot_be_read_is_refused_and_never_ready(config_for, sta
 
 
 def test_a_permanent_failure_waits_for_a_changed_spec(config_for, start, small_bundle, tmp_path):
-    """No hot loop, and recovery when the spec changes."""
+    """No hot loop, and recovery when the spec changes. vllm-project/aibrix#1860."""
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "manifest.yaml").write_text("format: nonsense")
     worker = start(config_for(managed=True))

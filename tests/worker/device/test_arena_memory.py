@@ -118,7 +118,8 @@ class FailingBackend(CpuBackend):
         super().move(source, target, nbytes)
 
 
-def test_b07_a_copy_that_fails_on_the_device_leaves_the_bytes_as_before_and_every_chunk_released() -> None:
+def test_a_copy_that_fails_on_the_device_leaves_the_bytes_as_before_and_every_chunk_released() -> None:
+    """vllm-project/vllm#34600."""
     backend = FailingBackend()
     memory = ArenaMemory(backend, 1 << 20)
     load(memory, "a", Weights.of_bytes(64 * KIB))

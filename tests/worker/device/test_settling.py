@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start waits for device memory that others are about to give back, up to a limit (llm-d-fast-model-actuation#709)."""
+"""A start waits for device memory that others are about to give back, up to a limit.
+
+llm-d-incubation/llm-d-fast-model-actuation#709.
+"""
 
 from __future__ import annotations
 

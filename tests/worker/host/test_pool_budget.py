@@ -99,6 +99,23 @@ def test_with_a_budget_of_zero_a_file_that_is_read_again_is_warned_of_once_for_e
     assert store.trouble([a, b]) is None
 
 
+def test_a_file_that_is_read_again_because_its_copy_made_room_is_warned_of_once_for_each_model(
+    pool, bundle, read, caplog
+):
+    store = pool(budget=4)
+    a, b = bundle("a", 3), bundle("b", 3)
+    for one in (a, a, b):
+        read(store.acquire(one, keep=False))
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+    for one in (a, a, b, a, b):
+        read(store.acquire(one, keep=False))
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.model for record in warned] == ["a", "b"]
+    assert "weights of 'a' (3 MiB) are read from the file again, because their host copy is gone" in caplog.text
+    assert "raise host.budget" in caplog.text
+    assert store.trouble([a, b]) is None
+
+
 def test_an_unlimited_budget_takes_segments_as_they_are_needed(pool, bundle, read):
     store = pool(budget=None, segment=4)
     assert store.statistics().budget is None

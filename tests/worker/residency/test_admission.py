@@ -48,7 +48,6 @@ def test_what_fits_beside_the_pinned_models_is_feasible():
 
 
 def test_weights_beside_pinned_ones_beyond_the_device_are_refused_with_both_numbers():
-    """A1."""
     refusal = refuse(nbytes=61, pinned=40)
     assert refusal.reason is Reason.INSUFFICIENT_DEVICE_MEMORY
     assert all(number in refusal.message for number in ("61 bytes", "100 bytes", "40 are pinned", "1 bytes short"))
@@ -68,12 +67,10 @@ def test_scratch_beyond_the_pool_is_refused_with_both_numbers():
 
 
 def test_the_idle_one_goes_even_when_the_one_with_requests_is_worth_less():
-    """A9."""
     assert gone(free_bytes([resident("queued", 50, key=-5, queued=True), resident("idle", 50, key=5)], 50)) == ["idle"]
 
 
 def test_models_with_requests_go_only_as_far_as_idle_ones_do_not_suffice():
-    """A9."""
     residents = [
         resident("q1", 20, key=0, queued=True),
         resident("q2", 20, key=1, queued=True),

@@ -48,19 +48,18 @@ def test_none_when_all_together_do_not_free_enough():
 
 
 def test_exactly_one_of_twelve_equals_goes():
-    """Filling the device with equals and asking for one more must not empty it."""
+    """Filling the device with equals and asking for one more must not empty it. kserve/modelmesh-serving#455."""
     assert len(cheapest_set(ordered(*[(20 << 20, 1.0)] * 12), 20 << 20)) == 1
 
 
 def test_the_first_in_order_goes_among_equals():
-    """A8: the order has the least recently used first."""
+    """The order has the least recently used first."""
     candidates = [One(name, 20, 1.0) for name in "abcdef"]
     assert [one.name for one in cheapest_set(candidates, 20)] == ["a"]
     assert [one.name for one in cheapest_set(candidates, 30)] == ["a", "b"]
 
 
 def test_one_large_idle_model_goes_before_two_small_busy_ones():
-    """A3."""
     candidates = ordered((100, 0.0), (40, 3.0), (40, 3.0))
     assert [one.nbytes for one in cheapest_set(candidates, 80)] == [100]
 

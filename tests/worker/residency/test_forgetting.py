@@ -84,6 +84,7 @@ def test_a_model_that_waits_for_room_leaves_at_once(rig):
 
 @pytest.mark.parametrize("stage", ["fetching", "filling", "executing"])
 def test_a_name_that_comes_back_at_once_is_a_new_model(rig, stage):
+    """vllm-project/aibrix#239."""
     worker = rig(20)
     worker.register("a", 5)
     lease = None

@@ -80,7 +80,7 @@ def test_a_copy_that_is_there_is_fetched_without_a_thread(tmp_path):
 
 
 def test_files_of_different_models_are_read_at_the_same_time_and_copied_one_after_the_other(tmp_path):
-    """With one lock around the reads the barrier would never be passed."""
+    """With one lock around the reads the barrier would never be passed. ray-project/ray#65346."""
     store, memory = Store(3), Memory()
     loader, posts = make(store, memory)
     bundles = [random_bundle(tmp_path / str(i), 256, seed=i) for i in range(3)]

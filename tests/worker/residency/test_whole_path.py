@@ -111,7 +111,7 @@ def engine(tmp_path):
 
 @pytest.mark.parametrize("host", [16 * MIB, 0], ids=["copies", "streams"])
 def test_cold_models_asked_for_at_once_are_read_at_once_and_each_once(engine, monkeypatch, host):
-    """Three cold models, room for two. Each read waits until all three have begun."""
+    """Three cold models, room for two. Each read waits until all three have begun. ray-project/ray#65346."""
     worker = engine(device=2 * MIB, host=host)
     together, opened, real = threading.Barrier(3), Counter(), WeightsFile._read
 

@@ -215,7 +215,10 @@ def test_a_deadline_ends_the_wait_for_a_load(make_rig, affine):
 
 
 def test_calls_that_race_with_evictions_of_their_model_are_all_answered(make_rig, affine):
-    """A request at the moment of an eviction runs after a reload; none is lost or hangs."""
+    """A request at the moment of an eviction runs after a reload; none is lost or hangs.
+
+    vllm-project/vllm#15483, vllm-project/vllm#45326.
+    """
     rig = make_rig(max_queue=1000)
     rig.add("affine", affine)
     check(rig.submit("affine", rows(1), batch=1), affine, rows(1))

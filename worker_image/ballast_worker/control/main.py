@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from ballast_contract.command_line import Parser
-from ballast_contract.config import ConfigError, WorkerConfig, load
+from ballast_contract.config import ConfigError, WorkerConfig, load, unread_variables
 from ballast_worker.control import logs
+
+_log = logging.getLogger(__name__)
 
 EXIT_USAGE: Final = 2
 
@@ -50,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"ballast-worker: {error}\n")
         return EXIT_USAGE
     if command == "serve":
+        logs.configure()
+    for sentence in unread_variables(os.environ):
+        _log.warning("%s", sentence)
+    if command == "serve":
         return _serve(config, sys.argv[1:] if arguments is None else arguments)
     from ballast_worker.control import commands  # noqa: PLC0415 - serving does not need it
 
@@ -58,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(config: WorkerConfig, arguments: Sequence[str]) -> int:
-    logs.configure()
     prepare_process(config)
     from ballast_worker.control.process import StateInUseError, WorkerProcess  # noqa: PLC0415 - imports JAX
     from ballast_worker.control.worker import EXIT_PLAN_ANEW  # noqa: PLC0415

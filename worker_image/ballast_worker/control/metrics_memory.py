@@ -104,11 +104,21 @@ def residency(view: WorkerView) -> Iterator[Metric]:
         "worker_weight_admission_failures_total", "Loads that no room could be found for", found.admission_failures
     )
     yield counter(
-        "worker_weight_fallback_compactions_total", "Compactions that a load needed", found.fallback_compactions
+        "worker_weight_fallback_compactions_total",
+        "Compactions that a load needed: all that may go was freed for it",
+        found.fallback_compactions,
     )
     yield counter("worker_compactions_total", "Compactions", found.compactions)
-    yield counter("worker_compaction_moved_bytes_total", "Bytes that compactions moved", found.moved_bytes)
-    yield counter("worker_compaction_seconds_total", "Seconds of compactions", found.compaction_seconds)
+    yield counter(
+        "worker_compaction_moved_bytes_total",
+        "Bytes moved on the device, for a load or a compaction",
+        found.moved_bytes,
+    )
+    yield counter(
+        "worker_compaction_seconds_total",
+        "Seconds of these moves, until nothing moved any more",
+        found.compaction_seconds,
+    )
     yield gauge(
         "worker_weight_largest_waiting_bytes",
         "The largest model that waits for room, or was refused it",

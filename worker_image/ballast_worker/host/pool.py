@@ -88,7 +88,7 @@ class HostPool:
         self._unopened: str | None = None  # why there is no pool, where memory was short from the start
         self._streams: list[Stream] = []
         self._without: dict[bytes, str] = {}  # why the last load of these weights kept no copy
-        self._streamed: dict[bytes, int] = {}  # loads from the file, where no copies are to be kept
+        self._loaded: dict[bytes, bool] = {}  # weights, and whether it was said that their file is read again
         self._hits = self._misses = self._fills = self._fallbacks = 0
         if budget != 0:
             try:
@@ -138,7 +138,7 @@ class HostPool:
         if not bundle.layout.nbytes:
             return NothingToTransfer()
         if self._budget == 0 and not keep:
-            self._note_reading(bundle)
+            self._note(bundle, read=True)
             return self._stream(bundle)
         try:
             taken = self._open(late=True).take(bundle, keep=keep, progress=progress)
@@ -165,6 +165,7 @@ class HostPool:
             self._misses += not taken.hit
             self._fills += not taken.hit
             self._without.pop(digest_of(bundle), None)
+        self._note(bundle, read=not taken.hit)
 
     def _fall_back(self, bundle: Bundle, reason: str) -> Transfer:
         transfer = self._stream(bundle)
@@ -180,18 +181,21 @@ class HostPool:
             _warn(message)
         return transfer
 
-    def _note_reading(self, bundle: Bundle) -> None:
-        """Say once for each model that its file is read again, because no copies are kept."""
+    def _note(self, bundle: Bundle, *, read: bool) -> None:
+        """Say once for each model that its file is read again, because it was loaded before and no copy is there."""
         with self._lock:
             digest = digest_of(bundle)
-            self._streamed[digest] = self._streamed.get(digest, 0) + 1
-            again = self._streamed[digest] == 2
+            told = self._loaded.get(digest)
+            again = read and told is False
+            self._loaded[digest] = bool(told) or again
         if again:
             _log.warning(
-                "weights of '%s' (%s) are read from the file again, because host.budget is 0 and no copy was kept: each load "
-                "of it takes as long as its file takes",
+                "weights of '%s' (%s) are read from the file again, because %s: a load of it takes as long as its file "
+                "takes; raise %s so that copies stay",
                 bundle.manifest.name,
                 human(bundle.layout.nbytes),
+                "host.budget is 0 and no copy was kept" if self._budget == 0 else "their host copy is gone",
+                "the memory limit" if self._budget is None else "host.budget",
                 extra={"event": "host.reread", "model": bundle.manifest.name},
             )
 
