@@ -360,7 +360,7 @@ def test_a_budget_larger_than_the_mount_is_refused_with_mount_size_need_and_fiel
         return found if found.get("reason") == "ShmTooSmall" else None
 
     message = scene.kube.wait_for("large: PlanFits=False, ShmTooSmall", refused, seconds=600)["message"]
-    for part in ("/dev/shm/ballast", str(2 << 30), str(LARGE), "host.budget to 2048Mi", "at least 4096Mi"):
+    for part in ("/dev/shm/ballast", str(2 << 30), str(LARGE), "host.budget=2048Mi", "the node's /dev/shm=4096Mi"):
         assert part in message
     scene.kube.kubectl("delete", "weightbudget.ballast.dev", "large", "-n", NAMESPACE, "--timeout=60s")
 

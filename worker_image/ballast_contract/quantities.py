@@ -75,6 +75,12 @@ def ceil_api(size: int) -> str:
     return f"{-(-size // step)}{unit}"
 
 
+def floor_api(size: int) -> str:
+    """Spell at most so many bytes for the API, rounded down as `ceil_api` rounds up."""
+    step, unit = (1 << 20, "Mi") if size >= 1 << 20 else (1 << 10, "Ki")
+    return f"{size // step}{unit}"
+
+
 def human(size: int) -> str:
     """Spell bytes for a person, three digits: `87.3 MiB`. Never read back."""
     value, unit = float(size), "B"

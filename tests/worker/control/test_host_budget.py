@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's side of the plan: what a budget resolves to, and what is refused at start."""
+"""What a host budget resolves to, and what is found on the machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 
 from ballast_contract.config import Host, WorkerConfig
 from ballast_contract.plan_lines import CONTEXT
-from ballast_contract.reasons import Reason
 from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
 from ballast_worker.control import preview
-from ballast_worker.control.hostbudget import PROCESS_BYTES, HostFacts, check, describe, most, resolve
+from ballast_worker.control.hostbudget import PROCESS_BYTES, HostFacts, describe, most, resolve
 from ballast_worker.control.lineup import Lineup
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.planner import Planner
@@ -60,37 +59,6 @@ def test_an_automatic_budget_leaves_the_process_its_memory():
         == 20 * MI
     )
     assert resolve(host(), replace(FACTS, free=MI), process=0, useful=None, workers=1) == 0
-
-
-def test_a_budget_larger_than_the_mount_is_refused_with_what_to_set():
-    """A mount of 64 MiB, the default of a container, and a budget of 128 MiB."""
-    failure = check(host(budget="128m"), FACTS, process=0)
-    assert failure.reason is Reason.SHM_TOO_SMALL
-    for part in (
-        "/dev/shm",
-        str(64 * MI),
-        str(128 * MI),
-        "host.budget to 64Mi",
-        "resources.limits.memory",
-        "at least 128Mi",
-    ):
-        assert part in failure.message
-    failure = check(host(budget="128m", sharing="node"), FACTS, process=0)
-    assert "make the node's /dev/shm at least 128Mi" in failure.message
-
-
-def test_a_budget_over_the_memory_limit_is_refused_with_what_to_set():
-    facts = replace(FACTS, limit=100 * MI)
-    failure = check(host(budget="64m"), facts, process=50 * MI)
-    assert failure.reason is Reason.INSUFFICIENT_HOST_MEMORY
-    for part in ("114Mi", "50Mi", "workers.resources.limits.memory"):
-        assert part in failure.message
-    assert check(host(budget="50m"), facts, process=50 * MI) is None
-
-
-@pytest.mark.parametrize("budget", ["auto", "unlimited", "0"])
-def test_what_is_not_a_size_is_never_refused(budget):
-    assert check(host(budget=budget), replace(FACTS, mount_total=0, limit=1), process=MI) is None
 
 
 def machine(root, limit, used, *, cache=0):
@@ -196,8 +164,7 @@ def planned_at_start(config, machine):
 
 
 def previewed(config, machine):
-    found, _ = preview.plan(config, machine, say=lambda _: None)
-    return found
+    return preview.plan(config, machine, say=lambda _: None).plan
 
 
 @pytest.mark.parametrize("plan", [planned_at_start, previewed])
@@ -228,4 +195,4 @@ def test_workers_of_a_node_divide_what_they_do_not_share_as_the_operator_says_or
 ):
     section = {"budget": "64m", "workers": configured, "directory": str(tmp_path), "segmentBytes": "2m"}
     config = WorkerConfig.model_validate({"managed": bool(told), "host": section})
-    assert Machine(config).host_bytes(0, 0, workers=told) == share * MI
+    assert Machine(config).host_plan(0, None, workers=told).budget == share * MI

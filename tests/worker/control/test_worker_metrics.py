@@ -14,6 +14,8 @@ from ballast_contract.v1 import control_pb2 as pb
 ALWAYS = {"worker_info", "worker_ready", "worker_models_assigned", "worker_models_loaded"}
 SERVING = {
     "worker_plan_bytes",
+    "worker_host_plan_bytes",
+    "worker_host_plan_shortfall_bytes",
     "worker_device_memory_fragmentation",
     "worker_device_memory_largest_free_block_bytes",
     "worker_device_memory_limit_bytes",
@@ -74,6 +76,11 @@ def test_the_plan_is_a_gauge_per_line_and_sums_to_the_budget(worker):
     lines = {sample.labels["line"]: sample.value for sample in found["worker_plan_bytes"].samples}
     assert sum(lines.values()) == value(worker, "worker_plan_budget_bytes")
     assert {"context", "code", "scratch", "pinned weights", "on-demand weights", "slack"} <= lines.keys()
+    host = {sample.labels["line"]: sample.value for sample in found["worker_host_plan_bytes"].samples}
+    assert {"host pool", "copy ring", "arena", "process"} <= host.keys()
+    assert host["host pool"] == value(worker, "worker_host_weight_budget_bytes")
+    assert host["arena"] == lines["pinned weights"] + lines["on-demand weights"]
+    assert value(worker, "worker_host_plan_shortfall_bytes") == 0
     assert value(worker, "worker_device_memory_process_used_bytes") is None, "the driver tells nothing on the CPU"
 
 

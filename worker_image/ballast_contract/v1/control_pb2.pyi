@@ -433,7 +433,7 @@ class GetPlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("budget_bytes", "lines", "fits", "minimum_bytes", "shortfall_bytes", "knobs", "driver_used_bytes")
+    __slots__ = ("budget_bytes", "lines", "fits", "minimum_bytes", "shortfall_bytes", "knobs", "driver_used_bytes", "host")
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
     FITS_FIELD_NUMBER: _ClassVar[int]
@@ -441,6 +441,7 @@ class Plan(_message.Message):
     SHORTFALL_BYTES_FIELD_NUMBER: _ClassVar[int]
     KNOBS_FIELD_NUMBER: _ClassVar[int]
     DRIVER_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     budget_bytes: int
     lines: _containers.RepeatedCompositeFieldContainer[PlanLine]
     fits: bool
@@ -448,7 +449,26 @@ class Plan(_message.Message):
     shortfall_bytes: int
     knobs: _containers.RepeatedCompositeFieldContainer[Knob]
     driver_used_bytes: int
-    def __init__(self, budget_bytes: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[PlanLine, _Mapping]]] = ..., fits: _Optional[bool] = ..., minimum_bytes: _Optional[int] = ..., shortfall_bytes: _Optional[int] = ..., knobs: _Optional[_Iterable[_Union[Knob, _Mapping]]] = ..., driver_used_bytes: _Optional[int] = ...) -> None: ...
+    host: HostPlan
+    def __init__(self, budget_bytes: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[PlanLine, _Mapping]]] = ..., fits: _Optional[bool] = ..., minimum_bytes: _Optional[int] = ..., shortfall_bytes: _Optional[int] = ..., knobs: _Optional[_Iterable[_Union[Knob, _Mapping]]] = ..., driver_used_bytes: _Optional[int] = ..., host: _Optional[_Union[HostPlan, _Mapping]] = ...) -> None: ...
+
+class HostPlan(_message.Message):
+    __slots__ = ("lines", "fits", "minimum_bytes", "shortfall_bytes", "knobs", "limit_bytes", "mount_bytes")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    FITS_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KNOBS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOUNT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[PlanLine]
+    fits: bool
+    minimum_bytes: int
+    shortfall_bytes: int
+    knobs: _containers.RepeatedCompositeFieldContainer[Knob]
+    limit_bytes: int
+    mount_bytes: int
+    def __init__(self, lines: _Optional[_Iterable[_Union[PlanLine, _Mapping]]] = ..., fits: _Optional[bool] = ..., minimum_bytes: _Optional[int] = ..., shortfall_bytes: _Optional[int] = ..., knobs: _Optional[_Iterable[_Union[Knob, _Mapping]]] = ..., limit_bytes: _Optional[int] = ..., mount_bytes: _Optional[int] = ...) -> None: ...
 
 class PlanLine(_message.Message):
     __slots__ = ("line", "bytes", "minimum_bytes", "source", "knob")

@@ -51,27 +51,27 @@ def _check_config(config: WorkerConfig, parsed: argparse.Namespace) -> int:
 
 
 def _plan(config: WorkerConfig, parsed: argparse.Namespace) -> int:
-    """Builds what the store does not have, as a start would, and makes the plan; nothing is reserved."""
+    """Builds what the store does not have, as a start would, and makes the plans; nothing is reserved."""
     from ballast_worker.control.main import prepare_process  # noqa: PLC0415
 
     prepare_process(config)
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415
 
-    from ballast_worker.control import preview, report  # noqa: PLC0415 - imports JAX
+    from ballast_worker.control import hostplan_text, preview, report_plan  # noqa: PLC0415 - imports JAX
     from ballast_worker.control.machine import Machine  # noqa: PLC0415
     from ballast_worker.device.plan_text import render  # noqa: PLC0415
 
     try:
-        plan, refused = preview.plan(config, Machine(config), say=_say)
+        found = preview.plan(config, Machine(config), say=_say)
     except preview.PreviewError as error:
         raise CommandError(str(error)) from error
-    for name, failure in refused.items():
+    for name, failure in found.refused.items():
         _say(f"{name}: left out: {failure.reason}: {failure.message}")
     if parsed.json:
-        _print(MessageToDict(report.plan_message(plan, None), preserving_proto_field_name=True))
+        _print(MessageToDict(report_plan.plan_message(found.plan, found.host, None), preserving_proto_field_name=True))
     else:
-        _print(render(plan))
-    return 0 if plan.fits else _EXIT_REFUSED
+        _print(f"{render(found.plan)}\n\n{hostplan_text.render(found.host)}")
+    return 0 if found.fits else _EXIT_REFUSED
 
 
 def _explain(config: WorkerConfig, parsed: argparse.Namespace) -> int:

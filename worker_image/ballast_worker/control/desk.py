@@ -20,7 +20,6 @@ from ballast_worker.control.assignment import AssignedModel, Assignment, Assignm
 from ballast_worker.control.lineup import Limits, Lineup
 from ballast_worker.control.models import Failure
 from ballast_worker.control.parts import Parts
-from ballast_worker.device.plan import Plan
 from ballast_worker.residency.demand import Decision, Refusal
 from ballast_worker.residency.protocol import CompactionMode, CompactionResult
 from ballast_worker.serving.refusals import draining
@@ -130,10 +129,9 @@ class Desk:
         """See `Controlled.release`."""
         self._post(self._release)
 
-    def plan(self) -> tuple[Plan | None, int | None]:
+    def plan(self) -> pb.Plan | None:
         """See `Controlled.plan`."""
-        view = self._view()
-        return view.plan, view.driver_used
+        return report.plan_of(self._view())
 
     def decisions(self) -> tuple[Decision, ...]:
         """See `Controlled.decisions`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's side of the plan: how much memory copies of weights may take, and whether what is configured can be had."""
+"""How much host memory copies of weights may take, and what was found on the machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from ballast_contract.config import Host
-from ballast_contract.quantities import ceil_api
-from ballast_contract.reasons import Reason
-from ballast_worker.control.models import Failure
 from ballast_worker.host import limits
 
 PROCESS_BYTES: Final = 2 << 30
@@ -65,7 +62,7 @@ def resolve(config: Host, facts: HostFacts, *, process: int, useful: int | None,
     Args:
         config: `host`.
         facts: of the machine.
-        process: bytes that this process will take besides: on cpu the arena.
+        process: bytes that this process will take besides `PROCESS_BYTES`: the copy ring, and on cpu the arena.
         workers: that divide the budget where it is not shared.
         useful: bytes beyond which copies cannot be used, where that is known: an automatic budget stops there.
     """
@@ -89,29 +86,6 @@ def most(config: Host, facts: HostFacts, *, useful: int | None) -> int:
     if config.sharing == "node":
         return _segments(config, min(facts.mount_total, facts.node or facts.mount_total), None)
     return _segments(config, min(facts.mount_total, facts.free if facts.limit is None else facts.limit), useful)
-
-
-def check(config: Host, facts: HostFacts, *, process: int) -> Failure | None:
-    """Why a configured budget can never be had here: it is refused at start, not found out by a kill."""
-    if not isinstance(config.budget, int) or config.budget == 0:
-        return None
-    if config.budget > facts.mount_total:
-        in_pods = "the mount (workers.resources.limits.memory in a pod)"
-        larger = "the node's /dev/shm" if config.sharing == "node" else in_pods
-        return Failure(
-            Reason.SHM_TOO_SMALL,
-            f"host.budget is {config.budget} bytes and {facts.mount} has {facts.mount_total}: lower host.budget to "
-            f"{facts.mount_total >> 20}Mi, or make {larger} at least {ceil_api(config.budget)}",
-        )
-    need = config.budget + process
-    if facts.limit is not None and need > facts.limit:
-        return Failure(
-            Reason.INSUFFICIENT_HOST_MEMORY,
-            f"host.budget ({config.budget} bytes) and the worker's own memory ({process} bytes) exceed the container's "
-            f"memory limit of {facts.limit} bytes: raise workers.resources.limits.memory to at least {ceil_api(need)}, or "
-            f"lower host.budget to {max(0, facts.limit - process) >> 20}Mi",
-        )
-    return None
 
 
 def _segments(config: Host, room: int, useful: int | None) -> int:

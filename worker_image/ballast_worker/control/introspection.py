@@ -20,8 +20,8 @@ def pages(worker: Worker) -> Mapping[str, Page]:
     """Every page. All are JSON; names are those of the control service where it has them too."""
 
     def plan(_: Request) -> Response:
-        made, driver_used = worker.desk.plan()
-        return Response.json(_dict(report.plan_message(made, driver_used)) if made is not None else None)
+        made = worker.desk.plan()
+        return Response.json(_dict(made) if made is not None else None)
 
     def explain(request: Request) -> Response:
         model, limit = request.query.get("model"), request.query.get("limit")

@@ -13,6 +13,8 @@ from typing import Final, Literal
 from ballast_contract.config import WorkerConfig
 from ballast_contract.reasons import Reason
 from ballast_worker.control import hostbudget
+from ballast_worker.control.hostbudget import HostFacts
+from ballast_worker.control.hostplan import HostInputs, HostPlan, make_host_plan
 from ballast_worker.control.models import Failure
 from ballast_worker.control.parts import Parts, reserve
 from ballast_worker.device import nvml, settling
@@ -20,8 +22,9 @@ from ballast_worker.device.backend import DeviceError, DeviceUnavailableError
 from ballast_worker.device.budget import Budget, BudgetError, resolve
 from ballast_worker.device.plan import Plan
 from ballast_worker.device.probe import DeviceFacts, describe, driver_used
-from ballast_worker.device.reservation import Allocator, overhead_bytes, pool_bytes
+from ballast_worker.device.reservation import Allocator, overhead_bytes, pool_bytes, ring_bytes
 from ballast_worker.host.pool import HostPool, HostPoolError, PageLocker
+from ballast_worker.host.stream import RING_BYTES
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving.call import ServableModel
 from ballast_worker.serving.catalog import Catalog
@@ -44,6 +47,7 @@ class Machine:
         describe: the facts of the device for a backend and an ordinal.
         usage: what is used on the device with these identifiers, as its driver tells.
         beside: device memory that an allocator takes beside scratch and weights, in bytes.
+        host: the facts of host memory for a directory of the host pool.
         clock: monotonic seconds.
 
     Attributes:
@@ -60,9 +64,11 @@ class Machine:
         describe: Callable[[Literal["cpu", "cuda"], int], DeviceFacts] = describe,
         usage: Callable[[tuple[str, ...]], nvml.Usage | None] = nvml.usage,
         beside: Callable[[Allocator], int] = overhead_bytes,
+        host: Callable[[Path], HostFacts] = hostbudget.describe,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._usage, self._beside, self._clock = config, usage, beside, clock
+        self._host = host
         self._used: int | None = None
         self._used_at: float | None = None
         self._facts = DeviceFacts(kind=config.backend, name="")
@@ -162,36 +168,36 @@ class Machine:
             load_refused=load_refused,
         )
 
-    def host_bytes(self, weights: int, arena: int, *, workers: int) -> int | Failure | None:
-        """Budget of the host pool in bytes, None for unlimited; or why the configured one cannot be had.
+    def host_plan(self, weights: int, device: Plan | None, *, workers: int) -> HostPlan:
+        """What host memory is for, as it is now.
 
         Args:
             weights: bytes of all models that are assigned now; a worker without an operator keeps no more.
-            arena: bytes of the arena, which on cpu is host memory too.
+            device: the device memory plan; None before it is made.
             workers: that divide a budget which they do not share, as the operator says; 0: as the configuration says.
         """
         config = self._config
-        process = arena if config.backend == "cpu" else 0
-        facts = hostbudget.describe(self._pool())
-        failure = hostbudget.check(config.host, facts, process=process)
-        if failure is not None:
-            return failure
-        return hostbudget.resolve(
-            config.host,
-            facts,
-            process=process,
-            useful=self._useful(weights),
-            workers=workers or config.host.workers,
+        return make_host_plan(
+            HostInputs(
+                config=config.host,
+                facts=self._host(self._pool()),
+                backend=config.backend,
+                managed=config.managed,
+                workers=workers or config.host.workers,
+                useful=self._useful(weights),
+                ring=RING_BYTES + ring_bytes(config.backend, config.device.allocator),
+                device=device,
+            )
         )
 
     def locked_bytes(self, weights: int, *, workers: int) -> int:
         """Bytes of the host pool that may come to be page-locked, which `overhead` counts; 0 while the configured budget
-        cannot be had. Arguments as of `host_bytes`.
+        cannot be had. Arguments as of `host_plan`.
         """
-        host = self.host_bytes(weights, 0, workers=workers)
-        if host is None:
-            return hostbudget.most(self._config.host, hostbudget.describe(self._pool()), useful=self._useful(weights))
-        return host if isinstance(host, int) else 0
+        plan = self.host_plan(weights, None, workers=workers)
+        if plan.budget is None:
+            return hostbudget.most(self._config.host, self._host(self._pool()), useful=self._useful(weights))
+        return plan.budget if plan.fits else 0
 
     def failure(self, error: BaseException) -> Failure:
         """Why the plan could not be carried out, in words of the closed list."""

@@ -23,7 +23,7 @@ EXIT_USAGE: Final = 2
 _EXAMPLES: Final = """\
 examples:
   ballast-worker --config worker.yaml          serve what the file says
-  ballast-worker plan --config worker.yaml     the device memory plan that a start would use
+  ballast-worker plan --config worker.yaml     the memory plans that a start would use
   ballast-worker check-config worker.yaml      is the file right? prints it with every default
   ballast-worker explain --model minilm        why was it loaded, evicted or refused? (asks the running worker)
   ballast-worker regions                       which host copies are there?
@@ -104,7 +104,9 @@ def command_line() -> Parser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML); without one, defaults")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     commands.add_parser("serve", help="serve until terminated (the default)", allow_abbrev=False)
-    plan = commands.add_parser("plan", help="print the device memory plan that a start would use", allow_abbrev=False)
+    plan = commands.add_parser(
+        "plan", help="print the plans of device and host memory that a start would use", allow_abbrev=False
+    )
     plan.add_argument("--json", action="store_true", help="as JSON")
     check = commands.add_parser(
         "check-config", help="check a configuration file and print it in full", allow_abbrev=False

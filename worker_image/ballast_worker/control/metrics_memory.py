@@ -14,7 +14,7 @@ from ballast_worker.residency.protocol import Tier
 
 
 def plan(view: WorkerView) -> Iterator[Metric]:
-    """The device memory plan in force, or refused."""
+    """The plans of device and host memory in force, or refused."""
     if view.plan is None:
         return
     lines = GaugeMetricFamily("worker_plan_bytes", "Lines of the device memory plan", labels=["line"])
@@ -24,6 +24,16 @@ def plan(view: WorkerView) -> Iterator[Metric]:
     yield gauge("worker_plan_budget_bytes", "Device memory of the whole process", view.plan.budget)
     yield gauge("worker_plan_fits", "1 when the plan fits its budget", view.plan.fits)
     yield gauge("worker_plan_shortfall_bytes", "What the budget lacks", view.plan.shortfall)
+    if view.host_plan is not None:
+        host_lines = GaugeMetricFamily("worker_host_plan_bytes", "Lines of the host memory plan", labels=["line"])
+        for line in view.host_plan.lines:
+            host_lines.add_metric([line.name], line.nbytes)
+        yield host_lines
+        yield gauge(
+            "worker_host_plan_shortfall_bytes",
+            "What the memory limit or the shared memory lacks",
+            view.host_plan.shortfall,
+        )
     if view.driver_used is not None:
         yield gauge(
             "worker_device_memory_process_used_bytes", "Of this process, as the driver counts", view.driver_used

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ballast_contract.config import WorkerConfig
-from ballast_worker.control import planning
+from ballast_worker.control import hostplan_text, planning
+from ballast_worker.control.hostplan import HostPlan
 from ballast_worker.control.lineup import Lineup
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.models import Built, Failure, Stage
@@ -43,6 +44,7 @@ class Planner:
     Attributes:
         limits: what fits; they follow the plan in force.
         plan: in force, or refused; None before the first.
+        host: the host memory plan beside it.
         node_workers: that divide a host budget which they do not share; 0 is not known.
     """
 
@@ -50,6 +52,7 @@ class Planner:
         self._machine = machine
         self.limits = DeviceLimits(Basis(config, machine.most(), machine.context, machine.overhead(0)))
         self.plan: Plan | None = None
+        self.host: HostPlan | None = None
         self.node_workers = 0
         self._inputs: PlanInputs | None = None
         self._made: Plan | None = None  # before anything was observed
@@ -77,16 +80,17 @@ class Planner:
         self._inputs, self._again_at = inputs, None
         self.plan = self._made = plan = basis.plan(inputs)
         _tell(plan)
+        self.host = host = self._machine.host_plan(weights, plan, workers=self.node_workers)
+        _tell_host(host)
         if not plan.fits:
             if plan.lacking:
                 self._again_at = now + _AGAIN_SECONDS
             return planning.refusal(plan)
-        host = self._machine.host_bytes(weights, plan.arena, workers=self.node_workers)
-        if isinstance(host, Failure):
+        if not host.fits:
             self._again_at = now + _AGAIN_SECONDS
-            return host
+            return hostplan_text.refusal(host)
         self.limits.plan = plan
-        return Accepted(plan, host)
+        return Accepted(plan, host.budget)
 
     def observe(self, lineup: Lineup) -> None:
         """Everything is reserved and has run: what the driver counts beyond it is known now, where it can be told."""
@@ -136,3 +140,11 @@ def _tell(plan: Plan, *, known: Sequence[str] = ()) -> None:
     for warning in plan.warnings:
         if warning not in known:
             _log.warning("%s", warning)
+
+
+def _tell_host(plan: HostPlan) -> None:
+    lines = {line.name: line.nbytes for line in plan.lines}
+    event = {"event": "host.plan", "limit": plan.limit, "lines": lines, "fits": plan.fits}
+    _log.info("host memory plan", extra={**event, "table": hostplan_text.render(plan)})
+    for warning in plan.warnings:
+        _log.warning("%s", warning)

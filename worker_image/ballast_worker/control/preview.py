@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ballast_contract.config import WorkerConfig
+from ballast_contract.reasons import Reason
 from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.control import planning
-from ballast_worker.control.assignment import AssignedModel, AssignmentError, AssignmentFile
+from ballast_worker.control.assignment import AssignedModel, Assignment, AssignmentError, AssignmentFile
+from ballast_worker.control.hostplan import HostPlan
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.models import Built, Failure
 from ballast_worker.control.planning import Basis, DeviceLimits
 from ballast_worker.control.preparation import Workshop, inspect
+from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.control.standalone import Folder
 from ballast_worker.device.plan import Plan
 
@@ -24,16 +27,33 @@ class PreviewError(Exception):
     """No plan can be made; the message says why."""
 
 
-def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) -> tuple[Plan, dict[str, Failure]]:
-    """Inspect and build what would be served, and plan for it.
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a start would plan.
+
+    Attributes:
+        plan: of device memory.
+        host: of host memory.
+        refused: models that it leaves out because they would be refused alone.
+    """
+
+    plan: Plan
+    host: HostPlan
+    refused: dict[str, Failure]
+
+    @property
+    def fits(self) -> bool:
+        """A start would serve."""
+        return self.plan.fits and self.host.fits
+
+
+def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) -> Preview:
+    """Inspect and build what would be served, and plan for it. Nothing but the executable store is written.
 
     Args:
         config: of the worker.
         machine: the device as it is now.
         say: told how far it is.
-
-    Returns:
-        The plan, and the models that it leaves out because they would be refused alone.
 
     Raises:
         PreviewError: the device, the folder or the configuration allows no plan.
@@ -47,24 +67,29 @@ def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) 
     )
     built: dict[str, Built] = {}
     refused: dict[str, Failure] = {}
-    specs = {spec.name: spec for spec in _specs(config)}
+    assignment = _assignment(config)
+    specs = {spec.name: spec for spec in assignment.models}
+    quarantine = Quarantine(config.state_directory.expanduser())
     for name, spec in specs.items():
-        found = _prepare(config, spec, workshop, limits, say)
+        why = quarantine.verdict(spec)
+        found = _prepare(config, spec, workshop, limits, say) if why is None else Failure(Reason.QUARANTINED, why)
         if isinstance(found, Failure):
             refused[name] = found
         else:
             built[name] = found
     weights = sum(one.bundle.layout.nbytes for one in built.values())
-    basis = replace(basis, overhead=machine.overhead(machine.locked_bytes(weights, workers=0)))
+    workers = assignment.node_workers
+    basis = replace(basis, overhead=machine.overhead(machine.locked_bytes(weights, workers=workers)))
     wishes = {name: spec.residency for name, spec in specs.items()}
-    return basis.plan(basis.inputs(planning.wanted(built, wishes))), refused
+    made = basis.plan(basis.inputs(planning.wanted(built, wishes)))
+    return Preview(made, machine.host_plan(weights, made, workers=workers), refused)
 
 
-def _specs(config: WorkerConfig) -> tuple[AssignedModel, ...]:
+def _assignment(config: WorkerConfig) -> Assignment:
     if config.managed:
-        return AssignmentFile(config.state_directory.expanduser()).load().models
+        return AssignmentFile(config.state_directory.expanduser()).load()
     try:
-        return Folder(config).scan()
+        return Assignment(models=Folder(config).scan())
     except AssignmentError as error:
         raise PreviewError(str(error)) from error
 

@@ -73,13 +73,15 @@ class Quarantine:
             OSError: the state directory cannot be written.
         """
         entry = self._models.get(model.name)
-        if entry is None:
-            return None
-        if entry.fingerprint != model.fingerprint:
+        if entry is not None and entry.fingerprint != model.fingerprint:
             self._models = {name: other for name, other in self._models.items() if name != model.name}
             self._save()
-            return None
-        if not entry.quarantined:
+        return self.verdict(model)
+
+    def verdict(self, model: AssignedModel) -> str | None:
+        """What `check` says, without letting anything go: nothing is written."""
+        entry = self._models.get(model.name)
+        if entry is None or entry.fingerprint != model.fingerprint or not entry.quarantined:
             return None
         return (
             f"the worker died twice while it ran this model, last program {entry.program}; it is not run again until its uri, digest, "

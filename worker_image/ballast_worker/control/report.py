@@ -12,7 +12,9 @@ import ballast_contract
 from ballast_contract.plan_lines import SCRATCH
 from ballast_contract.residency import RESIDENCIES
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_worker.control.hostplan import HostPlan
 from ballast_worker.control.models import Failure, ModelView, Stage
+from ballast_worker.control.report_plan import plan_message
 from ballast_worker.device.memory import Statistics
 from ballast_worker.device.plan import Plan
 from ballast_worker.host.store import HostStatistics
@@ -50,7 +52,7 @@ class WorkerView:
         condition: see there.
         generation: of the last accepted assignment.
         models: every assigned model.
-        plan: in force, or refused.
+        plan, host_plan: of device and host memory, in force or refused.
         driver_used: device memory of this process as the driver counts it.
         residency, loads, memory, host: of the serving parts, once they exist.
     """
@@ -62,6 +64,7 @@ class WorkerView:
     device_kind: str = ""
     generation: int | None = None
     plan: Plan | None = None
+    host_plan: HostPlan | None = None
     driver_used: int | None = None
     residency: ResidencySnapshot | None = None
     loads: Mapping[str, ModelLoad] | None = None
@@ -105,7 +108,7 @@ def worker_state(view: WorkerView) -> pb.WorkerState:
         models=[
             model_state(model, residents.get(name), loads.get(name)) for name, model in sorted(view.models.items())
         ],
-        plan=plan_message(view.plan, view.driver_used) if view.plan is not None else None,
+        plan=plan_of(view),
     )
 
 
@@ -171,22 +174,9 @@ def failure(found: Failure | None) -> pb.Failure | None:
     )
 
 
-def plan_message(made: Plan, driver_used: int | None) -> pb.Plan:
-    """A plan as a message."""
-    return pb.Plan(
-        budget_bytes=made.budget,
-        lines=[
-            pb.PlanLine(
-                line=line.name, bytes=line.nbytes, minimum_bytes=line.minimum, source=line.source, knob=line.knob
-            )
-            for line in made.lines
-        ],
-        fits=made.fits,
-        minimum_bytes=made.minimum,
-        shortfall_bytes=made.shortfall,
-        knobs=[pb.Knob(key=knob.key, value=knob.value, current=knob.current) for knob in made.knobs],
-        driver_used_bytes=driver_used,
-    )
+def plan_of(view: WorkerView) -> pb.Plan | None:
+    """The plan of a worker; None before it is made."""
+    return plan_message(view.plan, view.host_plan, view.driver_used) if view.plan is not None else None
 
 
 def decision(made: Decision) -> pb.Decision:

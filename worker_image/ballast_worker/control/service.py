@@ -22,7 +22,6 @@ from ballast_worker.control.assignment import AssignmentError
 from ballast_worker.control.feed import Feed
 from ballast_worker.control.models import Failure
 from ballast_worker.control.refusals import Refusals, Refused
-from ballast_worker.device.plan import Plan
 from ballast_worker.residency.demand import Decision, Refusal
 from ballast_worker.residency.protocol import CompactionMode, CompactionResult
 
@@ -81,8 +80,8 @@ class Controlled(Protocol):
         """A terminating worker may stop admitting."""
         ...
 
-    def plan(self) -> tuple[Plan | None, int | None]:
-        """The plan in force or refused, and the driver's figure beside it."""
+    def plan(self) -> pb.Plan | None:
+        """The plan in force or refused; None before it is made."""
         ...
 
     def decisions(self) -> tuple[Decision, ...]:
@@ -210,8 +209,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """See the service."""
         self._admit(context, request.epoch, changes=False)
-        plan, driver_used = self._worker.plan()
-        return pb.GetPlanResponse(plan=report.plan_message(plan, driver_used) if plan is not None else None)
+        return pb.GetPlanResponse(plan=self._worker.plan())
 
     def Explain(self, request: pb.ExplainRequest, context: grpc.ServicerContext) -> pb.ExplainResponse:  # noqa: N802
         """See the service."""

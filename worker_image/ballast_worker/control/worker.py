@@ -149,6 +149,7 @@ class Worker:
             device_kind=parts.device.device_kind if parts else "",
             generation=self._generation,
             plan=self._planner.plan,
+            host_plan=self._planner.host,
             driver_used=self._machine.process_bytes() if parts else None,
             residency=parts.residency.snapshot() if parts else None,
             loads=parts.engine.loads() if parts else None,

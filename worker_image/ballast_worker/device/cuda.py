@@ -27,6 +27,8 @@ DEPTH: Final = 4
 SLOT_BYTES: Final = 16 << 20
 """Of the page-locked memory by way of which other memory is copied, one of two slots: the host fills one meanwhile."""
 
+RING_BYTES: Final = 2 * SLOT_BYTES
+
 BOUNCE_BYTES: Final = 32 << 20
 """Device memory through which an extent slides by less than this; larger steps copy directly."""
 
@@ -126,7 +128,8 @@ class CudaBackend:
         self._moves = _call(driver.cuStreamCreate, not_blocking)
         flags = driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC | driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self._events = [_call(driver.cuEventCreate, flags) for _ in range(DEPTH)]
-        self._ring = [_call(driver.cuMemHostAlloc, SLOT_BYTES, driver.CU_MEMHOSTALLOC_PORTABLE) for _ in range(2)]
+        flag = driver.CU_MEMHOSTALLOC_PORTABLE
+        self._ring = [_call(driver.cuMemHostAlloc, SLOT_BYTES, flag) for _ in range(RING_BYTES // SLOT_BYTES)]
         self._base = 0
         self._nbytes = 0
 

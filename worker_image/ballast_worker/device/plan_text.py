@@ -19,7 +19,7 @@ def render(plan: Plan) -> str:
     total = sum(line.nbytes for line in plan.lines)
     rows.append(("total", human(total), str(total), str(plan.minimum), "the lines above", "-"))
     rows.append(("budget", human(plan.budget), str(plan.budget), "-", plan.budget_source, "device.budget"))
-    text = _align(rows)
+    text = align(rows)
     notes = [f"warning: {warning}" for warning in plan.warnings]
     if plan.shortfall:
         notes.append(refusal(plan) if not plan.fits else _cures(plan))
@@ -43,7 +43,8 @@ def _cures(plan: Plan) -> str:
     return f"Any one of these makes it fit: {settings}."
 
 
-def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows of a plan in columns: sizes, bytes and minimum to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     numeric = {1, 2, 3}
     return [

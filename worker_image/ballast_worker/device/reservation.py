@@ -45,6 +45,15 @@ def overhead_bytes(allocator: Allocator) -> int:
     return CudaBackend.overhead_bytes
 
 
+def ring_bytes(kind: Literal["cpu", "cuda"], allocator: Allocator) -> int:
+    """Page-locked host memory, in bytes, by way of which memory that is not page-locked is copied to the device."""
+    if kind == "cpu" or allocator == "bfc":
+        return 0
+    from ballast_worker.device.cuda import RING_BYTES  # noqa: PLC0415 - only a worker on cuda has its packages
+
+    return RING_BYTES
+
+
 def reserve_device(
     plan: Plan, allocator: Allocator, *, kind: Literal["cpu", "cuda"], ordinal: int
 ) -> DeviceReservation:

@@ -23,7 +23,7 @@ from ballast_worker.host.opened import NoCopy, OpenedPool, Taken
 from ballast_worker.host.pages import PAGE_BYTES
 from ballast_worker.host.segments import PageLocker
 from ballast_worker.host.store import HostBytes, HostStatistics, HostTrouble, Transfer
-from ballast_worker.host.stream import Ring, Stream
+from ballast_worker.host.stream import RING_BYTES, Ring, Stream
 from ballast_worker.host.transfers import NothingToTransfer
 
 __all__ = ["HostPool", "HostPoolError", "PageLocker"]
@@ -44,7 +44,7 @@ class HostPool:
         budget: int | None,
         segment_bytes: int = 64 << 20,
         mode: int = 0o660,
-        ring_bytes: int = 64 << 20,
+        ring_bytes: int = RING_BYTES,
         file_threads: int = FILE_THREADS,
         locker: PageLocker | None = None,
         limits: Callable[[Path], Available] = available,

@@ -16,6 +16,8 @@ from ballast_worker.bundle.layout import Layout
 from ballast_worker.bundle.weights import WeightsFile
 from ballast_worker.host.segments import PageLocker
 
+RING_BYTES = 64 << 20
+"""What a worker takes."""
 LARGEST_BUFFER_BYTES = 8 << 20
 BUFFERS = 8
 """At least; a larger ring has more."""
