@@ -55,8 +55,11 @@ def measure(setting: Setting, built: Mapping[str, Built], emit: Callable[..., No
 
     emit(small_load_milliseconds=_small(worker, scale.small_loads))
     emit(mixed_loads=_mixed(worker, mix, built, limit, scale.repeats))
-    beyond = worker.plan_against_driver()
-    emit(plan_against_driver_mebibytes=None if beyond is None else beyond / MIB)
+    beyond, made = worker.plan_against_driver(), worker.made_against_driver()
+    emit(
+        plan_against_driver_mebibytes=None if beyond is None else beyond / MIB,
+        plan_as_made_against_driver_mebibytes=None if made is None else made / MIB,
+    )
     worker.close()
 
 

@@ -90,8 +90,8 @@ def builder(setting: Setting) -> LocalBuilder:
     return LocalBuilder(ExecutableStore(setting.folder / "executables"), parallelism=_BUILDERS)
 
 
-def build_one(builder: LocalBuilder, setting: Setting, name: str) -> Built:
-    """Build one bundle in a process of its own.
+def build_one(builder: LocalBuilder, setting: Setting, name: str, *, memory_bytes: int = _BUILDER_BYTES) -> Built:
+    """Build one bundle in a process of its own, with so much device memory.
 
     Raises:
         RuntimeError: it could not be built.
@@ -99,7 +99,7 @@ def build_one(builder: LocalBuilder, setting: Setting, name: str) -> Built:
     progress(f"building {name}")
     bundle = open_bundle(setting.bundle(name))
     programs = tuple(tuple(sorted(program.items())) for program in bundle.manifest.canonical_programs())
-    request = BuildRequest(bundle.path, bundle.digest, programs, setting.backend, 0, _BUILDER_BYTES, _BUILD_SECONDS)
+    request = BuildRequest(bundle.path, bundle.digest, programs, setting.backend, 0, memory_bytes, _BUILD_SECONDS)
     result = builder.build(request, progress=lambda _: None)
     if result.failure is not None:
         raise RuntimeError(f"{name}: {result.failure.message}")

@@ -108,7 +108,7 @@ class Worker:
         self.machine = Machine(config)
         if self.machine.fault is not None:
             raise BenchmarkError(self.machine.fault.message)
-        self.plan = self._plan(config, arena, host)
+        self.plan = self.made = self._plan(config, arena, host)
         self.parts = self.machine.reserve(
             self.plan,
             host,
@@ -285,11 +285,18 @@ class Worker:
         return results[0]
 
     def plan_against_driver(self) -> int | None:
-        """What the driver counts for this process beyond the plan's lines but slack, in bytes; None where it cannot be
-        told.
+        """What the driver counts for this process now beyond the lines but slack of the plan in force, in bytes; None where
+        it cannot be told.
         """
+        return self._beyond(self.plan)
+
+    def made_against_driver(self) -> int | None:
+        """The same for the plan as it was made, before what the driver takes was known: below 0 it had more than enough."""
+        return self._beyond(self.made)
+
+    def _beyond(self, plan: Plan) -> int | None:
         used = self.machine.process_bytes(now_exactly=True)
-        return None if used is None else used - sum(line.nbytes for line in self.plan.lines if line.name != SLACK)
+        return None if used is None else used - sum(line.nbytes for line in plan.lines if line.name != SLACK)
 
     def close(self) -> None:
         """Give everything back."""

@@ -208,7 +208,7 @@ class WorkerConfig(Section):
     build: Build = Build()
     control: Control = Control()
     compaction_interval: Annotated[int, pydantic.Field(ge=0, le=1 << 30)] = 0
-    """Compact after so many on-demand loads; 0 never. For a worker without an operator."""
+    """Compact after so many loads that requests waited for; 0 never. For a worker without an operator."""
 
 
 def load(path: Path | None, environment: Mapping[str, str]) -> WorkerConfig:

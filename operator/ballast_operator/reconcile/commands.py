@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -113,7 +113,8 @@ async def _run(world: World, budget: Object, pool: Pool, compaction: Compaction)
         failed = [a for a in answers if isinstance(a, str)]
         pool.last_compaction = summary(compaction, done, failed, time=timestamp(world.now()))
         pool.figures_at = float("-inf")  # the figures before and after are what was asked for
-        note = f"{len(done)} workers compacted ({compaction.mode.value})" + "".join(f"; {text}" for text in failed[:3])
+        note = f"{len(done)} workers compacted ({compaction.mode.value})"
+        note += _figures(pool.last_compaction) + "".join(f"; {text}" for text in failed[:3])
         world.events.post(budget, BUDGETS.kind, "Warning" if failed else "Normal", Reason.COMPACTED, "Compact", note)
     except Exception:
         again = _AGAIN_SECONDS
@@ -152,6 +153,16 @@ def summary(
     if failed or left:
         found["message"] = "; ".join([*failed, *left])[:MAX_MESSAGE]
     return found
+
+
+def _figures(found: Mapping[str, Any]) -> str:
+    """Before and after, in words; nothing where no worker has compacted."""
+    if "largestFreeBefore" not in found:
+        return ""
+    return (
+        f": the largest free block was {found['largestFreeBefore']} and is {found['largestFreeAfter']}, fragmentation "
+        f"{found['fragmentationPercentBefore']} % and {found['fragmentationPercentAfter']} %, {found['moved']} moved"
+    )
 
 
 def _asked(obj: Object, annotation: str) -> str:

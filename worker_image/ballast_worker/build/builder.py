@@ -6,9 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from ballast_contract.reasons import Reason
+
+CONTEXT_ALLOWANCE: Final = 768 << 20
+"""Of a builder's device memory, what is left for driver context and libraries, which no allocator's limit counts."""
+
+TUNING_ALLOWANCE: Final = 256 << 20
+"""Of a builder's device memory, what trying out kernels may take beside weights, inputs and outputs: a rule of thumb."""
 
 Dimensions = tuple[tuple[str, int], ...]
 """Concrete values of every symbolic dimension, sorted by name: the identity of a program within its bundle."""

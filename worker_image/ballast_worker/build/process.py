@@ -21,12 +21,9 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from ballast_contract.reasons import Reason
-from ballast_worker.build.builder import Dimensions
+from ballast_worker.build.builder import CONTEXT_ALLOWANCE, Dimensions
 
 _PR_SET_PDEATHSIG: Final = 1
-_CONTEXT_ALLOWANCE: Final = 768 << 20
-"""Device memory left for driver context and libraries, which the allocator's limit does not count."""
-
 _EXHAUSTED: Final = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
 
 
@@ -52,7 +49,7 @@ def _serve(request: Mapping[str, Any], events: TextIO) -> None:
 
     card = card_memory(request["ordinal"]) if request["backend"] == "cuda" else None
     if card is not None:
-        usable = max(0, request["memoryBytes"] - _CONTEXT_ALLOWANCE)
+        usable = max(0, request["memoryBytes"] - CONTEXT_ALLOWANCE)
         os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{min(1.0, usable / card.total):.6f}"
     from ballast_worker.build import runtime, work  # noqa: PLC0415
 
@@ -99,8 +96,8 @@ def _failure(error: Exception, request: Mapping[str, Any]) -> tuple[Reason, str]
     text = f"{type(error).__name__}: {error}"
     if any(mark in text for mark in _EXHAUSTED):
         return Reason.INSUFFICIENT_DEVICE_MEMORY, (
-            f"building needs more than the {request['memoryBytes']} bytes of device memory that the builder may take; "
-            f"raise device.weights.slackPercent or build before serving: {text[:2000]}"
+            f"building needs more than the {request['memoryBytes']} bytes of device memory that the builder may take: "
+            f"{text[:2000]}"
         )
     return Reason.LOAD_FAILED_PERMANENT, f"the bundle cannot be compiled and run: {text[:4000]}"
 

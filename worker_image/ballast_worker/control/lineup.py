@@ -52,6 +52,10 @@ class Limits(Protocol):
         """Device memory that a builder may take now, in bytes."""
         ...
 
+    def starved(self, bundle: Bundle, failure: Failure) -> Failure:
+        """The same failure of a builder that had too little device memory, with what to set."""
+        ...
+
 
 class Lineup:
     """See the module.
@@ -251,6 +255,8 @@ class Lineup:
                 memory_bytes=self._limits.build_memory(),
                 progress=lambda text: self._post(partial(self._progressed, spec, text)),
             )
+            if isinstance(result, Failure) and result.reason is Reason.INSUFFICIENT_DEVICE_MEMORY:
+                result = self._limits.starved(bundle, result)
         except Exception as error:  # noqa: BLE001 - one model's trouble is not the others'
             _log.exception("model %s could not be built", spec.name)
             result = Failure(Reason.LOAD_FAILED_WILL_RETRY, f"building failed: {type(error).__name__}: {error}")

@@ -11,13 +11,13 @@ from ballast_contract.config import ResidencyWish, WorkerConfig
 from ballast_contract.plan_lines import CODE, CONTEXT, PINNED, SCRATCH, SLACK
 from ballast_contract.quantities import ceil_api, human
 from ballast_contract.reasons import Reason
-from ballast_worker.build.builder import BuiltProgram
+from ballast_worker.build.builder import CONTEXT_ALLOWANCE, TUNING_ALLOWANCE, BuiltProgram
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.models import Built, Failure
 from ballast_worker.device import plan_text
 from ballast_worker.device.bfc_replay import smallest_pool
 from ballast_worker.device.budget import Budget
-from ballast_worker.device.needs import Needs
+from ballast_worker.device.needs import Needs, ceil_div
 from ballast_worker.device.plan import Declared, ModelNeed, Plan, PlanInputs, make_plan
 
 DEPTH: Final = 1
@@ -29,6 +29,9 @@ the budget where that is less, and only where everything else fits beside it."""
 
 CODE_AHEAD: Final = {"cpu": 0, "cuda": 64 << 20}
 """The same for executables; on the CPU they are not device memory."""
+
+_MOST_SLACK_PERCENT: Final = 50
+"""Nobody is advised to keep more of a device free."""
 
 POOL_MARGIN: Final = 128 << 20
 """XLA's pool has so much more than the replay of its allocator needs. A block that leaves so much is always split, so that a
@@ -228,6 +231,36 @@ class DeviceLimits:
         if self.plan is None or self.basis.config.backend == "cpu":
             return self.basis.budget.nbytes
         return self.plan.line(SLACK)
+
+    def starved(self, bundle: Bundle, failure: Failure) -> Failure:
+        """See `Limits.starved`."""
+        if self.plan is None or self.basis.config.backend == "cpu":
+            return failure
+        need = _builder_bytes(bundle)
+        usable = self.plan.budget - self.plan.line(CONTEXT) - self.plan.line(CODE)
+        percent, now = ceil_div(100 * need, max(1, usable)), self.basis.config.device.weights.slack_percent
+        setting = (
+            f"set device.weights.slackPercent to {percent} (now {now})"
+            if now < percent <= _MOST_SLACK_PERCENT
+            else f"set device.budget to {ceil_api(self.plan.budget + need)}"
+        )
+        return replace(
+            failure,
+            message=f"beside what this worker serves a builder may take the slack of {human(self.build_memory())}, and needs "
+            f"about {human(need)}: {setting}, or replace the worker, which builds before it serves; {failure.message}",
+        )
+
+
+def _builder_bytes(bundle: Bundle) -> int:
+    """Device memory with which a builder most likely manages: arguments of equal type share theirs."""
+    specs = (placed.spec for placed in bundle.layout.tensors)
+    weights = {(spec.dtype, spec.shape): spec.nbytes for spec in specs}
+    manifest = bundle.manifest
+    io = max(
+        sum(port.concrete(program).nbytes for port in (*manifest.inputs, *manifest.outputs))
+        for program in manifest.canonical_programs()
+    )
+    return CONTEXT_ALLOWANCE + TUNING_ALLOWANCE + 2 * (sum(weights.values()) + io)
 
 
 def wanted(built: Mapping[str, Built], wishes: Mapping[str, ResidencyWish]) -> dict[str, Wanted]:
