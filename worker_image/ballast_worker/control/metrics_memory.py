@@ -53,6 +53,11 @@ def device(view: WorkerView, pool: tuple[int, int, int] | None) -> Iterator[Metr
         "1 when admission knows where weights will lie; 0 when XLA's allocator did otherwise and free bytes alone count",
         memory.foreseen,
     )
+    yield counter(
+        "worker_device_memory_leaked_bytes_total",
+        "That came to be in use in XLA's allocator and are held by no weights and no execution",
+        memory.leaked_total,
+    )
     yield gauge("worker_weight_pool_bytes", "For weights in all", memory.capacity)
     yield gauge("worker_resident_weight_bytes", "Held by weights", memory.in_use)
     yield gauge("worker_weight_cache_pinned_bytes", "Weights that are always on the device", memory.pinned)
@@ -108,7 +113,9 @@ def residency(view: WorkerView) -> Iterator[Metric]:
     )
     yield counter("worker_compactions_total", "Compactions", found.compactions)
     yield counter("worker_compaction_moved_bytes_total", "Bytes that compactions moved", found.moved_bytes)
-    yield counter("worker_compaction_seconds_total", "Seconds of compactions", found.compaction_seconds)
+    yield counter(
+        "worker_compaction_seconds_total", "Seconds in which compactions moved bytes", found.compaction_seconds
+    )
     yield gauge(
         "worker_weight_largest_waiting_bytes",
         "The largest model that waits for room, or was refused it",
