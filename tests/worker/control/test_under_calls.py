@@ -25,7 +25,9 @@ MODES = (pb.COMPACTION_MODE_MOVE, pb.COMPACTION_MODE_FREE)
 def working(tmp_path_factory):
     """Four models of 4 MiB each whose executions take milliseconds, so that what comes meanwhile meets one under way."""
     root = tmp_path_factory.mktemp("working")
-    return [pack_small(root / name, mebibytes=4, factor=factor, turns=30) for factor, name in enumerate("abcd", start=1)]
+    return [
+        pack_small(root / name, mebibytes=4, factor=factor, turns=30) for factor, name in enumerate("abcd", start=1)
+    ]
 
 
 @pytest.fixture(autouse=True)
