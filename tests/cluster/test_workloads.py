@@ -135,12 +135,12 @@ def test_pods_of_a_deployment_spread_over_both_nodes(web: Kube) -> None:
     }
 
 
-def test_logs_and_exec(web: Kube, pods: list[str]) -> None:
+def test_the_logs_of_a_pod_are_read_and_commands_run_in_it(web: Kube, pods: list[str]) -> None:
     assert "listening" in web.logs(pods[0])
     assert web.exec(pods[0], "python", "-c", "import jax; print(jax.__name__)").strip() == "jax"
 
 
-def test_port_forward(web: Kube) -> None:
+def test_a_forwarded_port_reaches_a_pod_of_the_service(web: Kube) -> None:
     argv = [str(web.settings.bin / "kubectl"), f"--kubeconfig={web.settings.admin}", "-n", web.namespace]
     with subprocess.Popen(
         [*argv, "port-forward", "service/web", ":80"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -38,7 +38,7 @@ def check(vectors):
     assert cosines[0, 2] < 0.2
 
 
-def test_http_with_binary_tensors(world, address):
+def test_a_model_answers_the_triton_client_over_http_with_binary_tensors(world, address):
     with tritonclient.http.InferenceServerClient(f"{address}:8000") as client:
         assert client.is_server_live()
         assert client.is_model_ready("all-MiniLM-L6-v2")
@@ -47,7 +47,7 @@ def test_http_with_binary_tensors(world, address):
         check(answer.as_numpy(name))
 
 
-def test_grpc(world, address):
+def test_a_model_answers_the_triton_client_over_grpc(world, address):
     with tritonclient.grpc.InferenceServerClient(f"{address}:8001") as client:
         assert client.is_server_ready()
         assert client.is_model_ready("all-MiniLM-L6-v2")

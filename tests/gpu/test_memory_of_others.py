@@ -3,8 +3,8 @@
 
 llm-d-incubation/llm-d-fast-model-actuation#709, llm-d-incubation/llm-d-fast-model-actuation#746.
 
-The memory of a killed process is given back by the driver in its own time; 20 times in a row a process that holds nine
-tenths of the device is killed and its successor looks at once.
+The memory of a killed process is given back by the driver in its own time. What holds the device here is a plain process;
+its successor is what a worker does before it takes anything: it settles, and makes its plan.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-
-from ballast_worker.device import nvml
-from ballast_worker.device.settling import settle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(280)]
 
@@ -37,38 +34,39 @@ time.sleep(600)
 
 
 @contextmanager
-def holding(nbytes: int) -> Iterator[None]:
+def holding(nbytes: int) -> Iterator[subprocess.Popen[str]]:
     """Another process has so much of the device, and is killed at the end."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(nbytes)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "0\n"
-            yield
+            yield process
         finally:
             process.kill()
 
 
-def pause(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
+def test_a_start_waits_until_the_memory_of_a_killed_process_is_there_and_its_plan_fits(gpu):
+    """20 times in a row nine tenths of the device are held when the successor looks first, and given back by a SIGKILL."""
+    from ballast_contract.config import WorkerConfig  # noqa: PLC0415
+    from ballast_worker.control import planning  # noqa: PLC0415
+    from ballast_worker.control.machine import Machine  # noqa: PLC0415
 
-
-def test_the_memory_of_a_killed_process_is_there_before_a_start_goes_on(gpu):
-    wanted = gpu.total_bytes * 9 // 10
-    found_too_little = 0
-    waited = []
+    config = WorkerConfig.model_validate({"name": "next", "backend": "cuda", "device": {"budget": "90%"}})
     for _ in range(20):
-        with holding(wanted):
-            pass
-        at_once = nvml.usage(gpu.uuids)
-        found_too_little += at_once.free < wanted
-        began = time.monotonic()
-        settled = settle(lambda: nvml.usage(gpu.uuids), wanted, pause=pause, say=lambda _: None)
-        waited.append(round(time.monotonic() - began, 2))
-        assert settled.free >= wanted
-    print(
-        json.dumps({"figure": "restart after SIGKILL", "found_too_little": found_too_little, "waited_seconds": waited})
-    )
+        with holding(gpu.total_bytes * 9 // 10) as former:
+
+            def kill_and_wait(seconds: float, former: subprocess.Popen[str] = former) -> bool:
+                former.kill()
+                time.sleep(seconds)
+                return False
+
+            machine = Machine(config)
+            said: list[str] = []
+            machine.settle(pause=kill_and_wait, say=said.append)
+        assert "bytes of device memory" in said[0]
+        assert machine.settled
+        basis = planning.Basis(config, machine.budget, machine.context, machine.overhead(0))
+        assert basis.plan(basis.inputs({})).fits
 
 
 def test_a_device_that_somebody_else_keeps_is_refused_by_name(gpu, tmp_path):

@@ -19,6 +19,17 @@ from ballast_contract.v1 import control_pb2_grpc
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.process import WorkerProcess
 
+CALLABLE = (pb.MODEL_PHASE_PREPARED, pb.MODEL_PHASE_LOADING, pb.MODEL_PHASE_LOADED)
+"""Phases in which a call is answered, after a load if need be."""
+
+
+def until(reached: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Look again and again, where nothing tells of the change; a test that waits in vain says what is there instead."""
+    deadline = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.01)
+
 
 class Running:
     """A worker that runs in a thread of this process, and the ways to it."""
@@ -112,10 +123,7 @@ class Running:
 
     def until_metric(self, line: str, least: float) -> None:
         """Wait until a series has at least this value: the other side may hear of something before it is counted."""
-        deadline = time.monotonic() + 20
-        while (value := self.metric(line)) < least:
-            assert time.monotonic() < deadline, f"{line} is {value}"
-            time.sleep(0.01)
+        until(lambda: self.metric(line) >= least, lambda: f"{line} is {self.metric(line)}")
 
     def until_log(self, caplog: Any, event: str) -> None:
         """Wait until an event is in the captured log: an answer may come before its line."""

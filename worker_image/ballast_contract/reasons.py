@@ -129,6 +129,8 @@ class Reason(StrEnum):
     """A load or build failed in a way that only a change of the spec or the source can cure."""
     QUARANTINED = "Quarantined"
     """The worker died twice within ten minutes while it ran this model; it is not run again until its spec changes."""
+    DEVICE_MEMORY_LEAKED = "DeviceMemoryLeaked"
+    """Device memory of a worker is in use and held by no weights and no execution; a restart of its pod frees it."""
     BUSY = "Busy"
     """The operation would touch weights that are in use."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"

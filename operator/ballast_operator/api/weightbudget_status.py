@@ -117,9 +117,11 @@ class LastCompaction(Status):
     reloaded_models: Count | None = None
     """reloadedModels is the number of models that were loaded again."""
     milliseconds_until_moved: Count | None = None
-    """millisecondsUntilMoved is how long it took until the free memory was one block."""
+    """millisecondsUntilMoved is how long it took from the request until the free memory was one block, the wait for
+    running calls included."""
     milliseconds_until_callable: Count | None = None
-    """millisecondsUntilCallable is how long it took until every model that was to be on the device could be called."""
+    """millisecondsUntilCallable is how long it took from the request until every model that was to be on the device
+    could be called."""
     message: Message | None = None
     """message says what failed, if anything did."""
 

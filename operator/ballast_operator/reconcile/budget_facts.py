@@ -10,7 +10,13 @@ from ballast_contract import quantities
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_operator.fleet.view import SERVING
-from ballast_operator.reconcile.budget_situation import Situation, fragmentation_percent, impaired, ready_workers
+from ballast_operator.reconcile.budget_situation import (
+    Situation,
+    fragmentation_percent,
+    impaired,
+    leaking,
+    ready_workers,
+)
 from ballast_operator.reconcile.conditions import Fact, keep, no, unknown, yes
 from ballast_operator.reconcile.pods import worst
 from ballast_operator.reconcile.wishes import Rejection
@@ -203,7 +209,20 @@ def _degraded(now: Situation, workers: Fact) -> Fact:
             others = f" (and {len(troubled) - 1} more workers)" if len(troubled) > 1 else ""
             text = f"worker {worker.name}{others}: {worker.view.condition.failure.message}"
             return yes(_own_reason(worker.view.condition, otherwise=Reason.UNKNOWN), text)
+    lost = sorted(leaking(now.workers), key=lambda w: w.name)
+    if lost:
+        others = f" (and {len(lost) - 1} more workers)" if len(lost) > 1 else ""
+        return yes(Reason.DEVICE_MEMORY_LEAKED, f"worker {lost[0].name}{others}: {_leak(lost[0])}")
     return no(Reason.AS_EXPECTED)
+
+
+def _leak(worker: Worker) -> str:
+    device = worker.view.device if worker.view is not None else None
+    nbytes = device.leaked_bytes if device is not None else 0
+    return (
+        f"{quantities.human(nbytes)} of its device memory are in use and held by no weights and no execution: delete the pod "
+        "to have them back"
+    )
 
 
 def _ready(now: Situation, accepted: Fact, workers: Fact) -> Fact:

@@ -54,6 +54,11 @@ def impaired(workers: Sequence[Worker]) -> list[Worker]:
     return [w for w in ready_workers(workers) if w.view is not None and w.view.condition.failure.reason]
 
 
+def leaking(workers: Sequence[Worker]) -> list[Worker]:
+    """Workers that answer calls and have lost device memory."""
+    return [w for w in ready_workers(workers) if w.view is not None and w.view.device and w.view.device.leaked_bytes]
+
+
 def in_pieces(worker: Worker) -> bool:
     """Whether a worker's free memory is too fragmented: for what waits, or by more than half."""
     device = worker.view.device if worker.view is not None else None

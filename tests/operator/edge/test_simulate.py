@@ -59,7 +59,7 @@ def simulate(tmp_path, capsys):
     return run
 
 
-def test_figures_as_json(simulate):
+def test_the_figures_of_a_trace_are_printed_as_json_on_request(simulate):
     trace = "\n".join(f"{second},{model},1,50" for second in range(120) for model in ("a", "team/b"))
     found = json.loads(simulate("--json", trace=trace))
     assert found["requests"] == 240

@@ -167,7 +167,7 @@ def test_models_move_only_for_a_better_spread(models, others, fleet, percent):
 
 @examples
 @given(demands, demands, ample, hysteresis)
-def test_hysteresis_holds(models, others, fleet, percent):
+def test_loads_within_the_hysteresis_of_each_other_move_no_model(models, others, fleet, percent):
     """Nothing moves where even the least loaded worker is within the hysteresis of the most loaded one, and that one is not
     above the plain rule's."""
     before = pack(models, fleet, {}).assignments

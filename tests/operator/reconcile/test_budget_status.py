@@ -191,6 +191,25 @@ def test_memory_in_pieces_is_said_after_a_minute(build: Builder):
     assert "ballast.dev/compact" in facts(now)["Fragmented"].message
 
 
+def leak(mebibytes: int) -> pb.WorkerState:
+    told = state()
+    told.device.leaked_bytes = mebibytes * MIB
+    return told
+
+
+def test_lost_device_memory_is_degraded_and_says_which_pod_to_delete(build: Builder):
+    workers = [build.worker("a", state=state()), *(build.worker(name, state=leak(3)) for name in "cb")]
+    now = situation(*workers, replicas=3)
+    assert said(now)["Degraded"] == ("True", "DeviceMemoryLeaked")
+    assert facts(now)["Degraded"].message.startswith("worker b (and 1 more workers): 3 MiB of its device memory are")
+    assert said(now)["Ready"] == ("True", "Ready")
+
+
+def test_of_device_memory_that_a_silent_worker_had_lost_nothing_is_said(build: Builder):
+    now = situation(build.worker("a", state=state()), build.worker("b", state=leak(3), heard=0.0))
+    assert said(now)["Degraded"] == ("False", "AsExpected")
+
+
 @pytest.mark.parametrize(
     ("free", "largest", "waiting", "expected"),
     [(512, 256, 0, False), (512, 255, 0, True), (512, 400, 450, True), (512, 400, 600, False), (0, 0, 10, False)],

@@ -43,7 +43,7 @@ def check(status: dict) -> dict:
     return read.model_dump(by_alias=True, exclude_none=True, mode="json") and status
 
 
-def test_a_loaded_model(build: Builder):
+def test_a_loaded_model_is_ready_and_shows_its_worker_and_size(build: Builder):
     now = situation(build, build.worker("a", build.state(weights_bytes=30 * MIB, load_milliseconds=7)))
     assert said(now) == {
         "Accepted": ("True", "Accepted"),
@@ -196,7 +196,7 @@ def test_a_model_on_its_old_worker_is_ready_while_the_new_one_loads(build: Build
     assert body(now, {}, moment=NOW)["workersTotal"] == 2
 
 
-def test_no_copies_wanted(build: Builder):
+def test_a_model_of_which_no_copy_is_wanted_is_not_ready_because_nobody_asked(build: Builder):
     now = situation(build, model=build.model(replicas=0))
     assert said(now)["Ready"] == ("False", "NotRequested")
 

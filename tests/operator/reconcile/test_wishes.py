@@ -95,7 +95,7 @@ def test_a_spec_is_parsed_once_for_each_generation(build: Builder):
 
 
 @pytest.mark.parametrize(("value", "held"), [("true", True), ("", False), ("false", False), ("No", False), ("x", True)])
-def test_the_pause_annotation(build: Builder, value, held):
+def test_a_pause_annotation_holds_unless_it_is_empty_or_says_no(build: Builder, value, held):
     obj = build.model_object()
     obj["metadata"]["annotations"] = {"ballast.dev/paused": value}
     assert paused(obj) is held

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,10 @@ import numpy as np
 import pytest
 
 from ballast_contract.reasons import Reason
+from ballast_worker.build.builder import BuildFailure
 from ballast_worker.build.executables import deserialize
 from ballast_worker.build.local import LocalBuilder
+from ballast_worker.build.supervision import Outcome, Supervised
 from ballast_worker.bundle.writer import pack_bundle
 
 
@@ -278,3 +282,36 @@ def test_a_bundle_is_built_once_host_memory_is_there_again(store, small_bundle, 
         assert failure.reason is Reason.INSUFFICIENT_HOST_MEMORY
     short.clear()
     assert local.build(request_for(small_bundle), progress=ignore).compiled == 3
+
+
+def test_no_more_builders_run_at_once_than_are_allowed_and_those_that_wait_have_their_turn(
+    store, small_bundle, request_for, monkeypatch
+):
+    seen: queue.SimpleQueue[str] = queue.SimpleQueue()
+    end, running, most = threading.Semaphore(0), set(), []
+
+    class Watched(threading.BoundedSemaphore):
+        def __enter__(self):
+            if not self.acquire(blocking=False):
+                seen.put("waits")
+                self.acquire()
+
+    def follow(self, message, progress):
+        running.add(id(self))
+        most.append(len(running))
+        seen.put("runs")
+        assert end.acquire(timeout=20)
+        running.discard(id(self))
+        return Outcome(failure=BuildFailure(Reason.LOAD_FAILED_PERMANENT, "as it was told to"))
+
+    monkeypatch.setattr(threading, "BoundedSemaphore", Watched)
+    monkeypatch.setattr(Supervised, "start", lambda _: None)
+    monkeypatch.setattr(Supervised, "follow", follow)
+    local = LocalBuilder(store, parallelism=2)
+    with ThreadPoolExecutor(5) as callers:
+        builds = [callers.submit(local.build, request_for(small_bundle), progress=ignore) for _ in range(5)]
+        assert sorted(seen.get(timeout=20) for _ in builds) == ["runs", "runs", "waits", "waits", "waits"]
+        end.release(5)
+        assert {build.result(60).failure.message for build in builds} == {"as it was told to"}
+    assert sorted(seen.get(timeout=20) for _ in range(3)) == ["runs"] * 3
+    assert max(most) == 2

@@ -25,6 +25,13 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture(scope="session")
+def four(tmp_path_factory):
+    """Four models of 4 MiB each; a budget of 16 MiB holds three."""
+    root = tmp_path_factory.mktemp("four")
+    return [pack_small(root / name, mebibytes=4, factor=index) for index, name in enumerate("abcd", start=1)]
+
+
+@pytest.fixture(scope="session")
 def hungry(tmp_path_factory):
     """Little weight, and 8 MiB of scratch in a run."""
 

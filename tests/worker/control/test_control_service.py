@@ -9,7 +9,7 @@ import threading
 
 import grpc
 import pytest
-from helpers.running_worker import assigned
+from helpers.running_worker import CALLABLE, assigned
 from helpers.small_bundles import pack_small
 
 from ballast_contract import names
@@ -17,8 +17,6 @@ from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.control import lineup
 from ballast_worker.control.service import MAX_WATCHERS
-
-CALLABLE = (pb.MODEL_PHASE_PREPARED, pb.MODEL_PHASE_LOADING, pb.MODEL_PHASE_LOADED)
 
 
 def refused(call, request, **options):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers.running_worker import assigned
+from helpers.running_worker import CALLABLE, assigned
 from helpers.small_bundles import pack_small
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,6 @@ from ballast_worker.device.budget import Budget
 from ballast_worker.serving.executable import LoadedProgram
 
 MIB = 1 << 20
-CALLABLE = (pb.MODEL_PHASE_PREPARED, pb.MODEL_PHASE_LOADING, pb.MODEL_PHASE_LOADED)
 
 
 def basis(backend: str, allocator: str = "arena") -> Basis:

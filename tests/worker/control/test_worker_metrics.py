@@ -10,6 +10,10 @@ from helpers.running_worker import assigned
 from prometheus_client.parser import text_string_to_metric_families
 
 from ballast_contract.v1 import control_pb2 as pb
+from ballast_worker.control import metrics_memory
+from ballast_worker.control.report import Condition, WorkerView
+from ballast_worker.device.memory import Statistics
+from ballast_worker.residency.protocol import ResidencySnapshot
 
 ALWAYS = {"worker_info", "worker_ready", "worker_models_assigned", "worker_models_loaded"}
 SERVING = {
@@ -138,3 +142,56 @@ def test_scrapers_that_ask_for_it_get_open_metrics(worker):
     assert response.headers["Content-Type"].startswith("application/openmetrics-text")
     assert response.read().endswith(b"# EOF\n")
     connection.close()
+
+
+def test_every_figure_of_residency_and_of_its_memory_is_told_as_it_was_counted():
+    view = WorkerView(
+        name="w",
+        backend="cpu",
+        condition=Condition(),
+        models={},
+        memory=Statistics(1000, 300, 200, 350, leaked=7, leaked_total=9),
+        residency=ResidencySnapshot(
+            models=(),
+            loads=1,
+            load_seconds=2.5,
+            load_bytes=3,
+            evictions=4,
+            admission_failures=5,
+            fallback_compactions=6,
+            compactions=7,
+            moved_bytes=8,
+            compaction_seconds=9.5,
+            largest_waiting_bytes=10,
+            load_wait_seconds=1.25,
+            eviction_age_seconds=12.5,
+        ),
+    )
+    told = [*metrics_memory.residency(view), *metrics_memory.device(view, None)]
+    assert {sample.name: sample.value for family in told for sample in family.samples} == {
+        "worker_models_resident": 0,
+        "worker_weight_loads_total": 1,
+        "worker_weight_load_seconds_total": 2.5,
+        "worker_weight_load_wait_seconds_total": 1.25,
+        "worker_weight_load_bytes_total": 3,
+        "worker_weight_evicts_total": 4,
+        "worker_weight_eviction_age_seconds": 12.5,
+        "worker_weight_admission_failures_total": 5,
+        "worker_weight_fallback_compactions_total": 6,
+        "worker_compactions_total": 7,
+        "worker_compaction_moved_bytes_total": 8,
+        "worker_compaction_seconds_total": 9.5,
+        "worker_weight_largest_waiting_bytes": 10,
+        "worker_device_memory_limit_bytes": 1000,
+        "worker_device_memory_in_use_bytes": 300,
+        "worker_device_memory_free_bytes": 700,
+        "worker_device_memory_largest_free_block_bytes": 350,
+        "worker_device_memory_fragmentation": 0.5,
+        "worker_device_memory_foreseen": 1,
+        "worker_device_memory_leaked_bytes_total": 9,
+        "worker_weight_pool_bytes": 1000,
+        "worker_resident_weight_bytes": 300,
+        "worker_weight_cache_pinned_bytes": 200,
+        "worker_weight_cache_resident_bytes": 100,
+        "worker_weight_cache_max_bytes": 800,
+    }

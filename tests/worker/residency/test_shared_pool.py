@@ -170,3 +170,56 @@ def test_where_the_allocator_does_otherwise_a_load_that_it_refuses_fails_alone(r
     name, refusal = worker.queues.refused_calls[-1]
     assert (name, refusal.reason) == ("large", Reason.LOAD_FAILED_WILL_RETRY)
     assert worker.on_device("a")
+
+
+def next_lands_at(worker, units: int) -> None:
+    """The next tensor is put somewhere else than the replay of the allocator foresees."""
+    allocator = worker.pool.allocator
+    foreseen = allocator.allocate
+
+    def allocate(nbytes: int) -> int:
+        allocator.allocate = foreseen
+        allocator.allocate_at(units * UNIT, nbytes)
+        return units * UNIT
+
+    allocator.allocate = allocate
+
+
+def test_an_upload_that_lands_in_the_block_for_scratch_makes_the_cheapest_go_until_there_is_one_again(rig):
+    """Ten units are free and four are asked for, so that nobody would have to go."""
+    worker = rig(12, beside_scratch=6)
+    for name, units in (("a", 2), ("b", 2), ("c", 4), ("new", 2)):
+        worker.register(name, units)
+    worker.load("a", "b", "c")
+    for name in "aac":
+        worker.execute(name)
+    worker.pass_time(10)
+    next_lands_at(worker, 12)  # 4 units below it and 4 above
+    worker.load("new")
+    assert worker.memory.exact
+    assert worker.pool.allocator.largest_free >= 6 * UNIT
+    assert worker.residents() == {"a", "new"}, "b went first, which was not enough, then c"
+    assert (worker.model("b").evictions, worker.model("c").evictions) == (1, 1)
+
+
+def test_the_block_for_scratch_is_worth_more_than_a_minimum_residence(rig):
+    worker = rig(12, beside_scratch=6)
+    for name, units in (("a", 4), ("b", 4), ("new", 2)):
+        worker.register(name, units)
+    worker.load("a", "b")
+    worker.pass_time(10)
+    worker.execute("b")
+    assert worker.manager._board.extents[worker.memory.extents()[1].key].stays_until > worker.now
+    next_lands_at(worker, 12)
+    worker.load("new")
+    assert worker.residents() == {"new"}, "a was free to go and not enough"
+    assert worker.memory.starved() is False
+
+
+def test_where_only_the_new_model_could_make_a_block_for_scratch_it_stays(rig):
+    worker = rig(4, beside_scratch=6)
+    worker.register("new", 2)
+    next_lands_at(worker, 4)
+    worker.load("new")
+    assert worker.memory.starved()
+    assert worker.residents() == {"new"}

@@ -6,7 +6,9 @@ from __future__ import annotations
 import queue
 import random
 import threading
+import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,10 @@ from helpers.plain_bundles import packed_bytes, random_bundle
 from ballast_contract.config import ResidencyWish
 from ballast_worker.bundle.weights import WeightsFile
 from ballast_worker.device.arena_memory import ArenaMemory
-from ballast_worker.device.cpu import CpuBackend
+from ballast_worker.device.backend import DeviceError
+from ballast_worker.device.bfc_memory import BfcMemory
+from ballast_worker.device.bfc_pool import SimulatedPool
+from ballast_worker.device.cpu import CpuBackend, CpuUpload
 from ballast_worker.host.limits import Available
 from ballast_worker.host.pool import HostPool
 from ballast_worker.residency.demand import Readiness
@@ -27,14 +32,19 @@ MIB = 1 << 20
 
 
 class Engine:
-    """The device thread is the test's own; requests wait in `waiting`."""
+    """The device thread is the test's own; requests wait in `waiting`, and what is refused is an error unless it is expected."""
 
-    def __init__(self, folder, *, device: int, host: int):
+    def __init__(self, folder, *, device: int, host: int, allocator: str = "arena"):
         self.posts: queue.SimpleQueue = queue.SimpleQueue()
         self.waiting: Counter = Counter()
         self.told: list = []
         self.folder = folder
-        self.memory = ArenaMemory(CpuBackend(), device)
+        self.refusals: list | None = None
+        self.ahead = 0.0
+        if allocator == "arena":
+            self.memory = ArenaMemory(CpuBackend(), device)
+        else:
+            self.memory = BfcMemory(SimulatedPool(device + MIB), scratch=MIB)
         self.store = HostPool(
             directory=folder / "pool",
             budget=host,
@@ -52,6 +62,7 @@ class Engine:
             loader=self.loader,
             scratch_limit=MIB,
             weights_percent=100,
+            clock=lambda: time.monotonic() + self.ahead,
         )
         self.bundles: dict = {}
 
@@ -65,7 +76,8 @@ class Engine:
         self.told.append(model)
 
     def refused(self, model, refusal):
-        raise AssertionError(refusal)
+        assert self.refusals is not None, refusal
+        self.refusals.append(refusal)
 
     def changed(self, model):
         pass
@@ -166,3 +178,61 @@ def test_random_loads_never_fail_and_every_execution_sees_its_own_weights(engine
         assert worker.store.statistics().cached <= 8 * MIB
     else:
         assert worker.store.statistics().cached == 0
+
+
+def held(worker) -> tuple:
+    """What a load may leave behind, once its stream has ended: bytes of the device and of the host pool, descriptors and
+    threads of this process. There may be as many file threads as are allowed, and an alarm ends by itself.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "stream":
+            thread.join(20)
+    memory = worker.memory
+    pool = memory._pool.statistics() if isinstance(memory, BfcMemory) else None
+    descriptors = sorted(str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    threads = [
+        t.name for t in threading.enumerate() if not (t.name.startswith("files") or isinstance(t, threading.Timer))
+    ]
+    return memory.statistics(), pool, worker.store.statistics().nbytes, descriptors, sorted(threads)
+
+
+@pytest.mark.parametrize("allocator", ["arena", "bfc"])
+@pytest.mark.parametrize("host", [16 * MIB, 0], ids=["copies", "streams"])
+@pytest.mark.parametrize("fails", ["source", "copy"])
+def test_two_hundred_loads_that_fail_half_way_leave_everything_as_the_first_ones_did(
+    engine, monkeypatch, fails, host, allocator
+):
+    """Each failed or repeated load left memory behind (triton-inference-server/server#8969, #3320;
+    triton-inference-server/onnxruntime_backend#268).
+    """
+    worker = engine(device=6 * MIB, host=host, allocator=allocator)
+    worker.register("good", MIB)
+    worker.register("bad", 3 * MIB)
+    worker.execute("good")
+    with monkeypatch.context() as fault:
+        what, where = {"source": (WeightsFile, "_read"), "copy": (CpuUpload, "send")}[fails]
+        if (fails, allocator) == ("copy", "bfc"):
+            what, where = SimulatedPool, "put"
+        real, calls = getattr(what, where), Counter()
+
+        def every_second_time(*args, **kwargs):
+            calls["all"] += 1
+            if calls["all"] % 2 == 0:
+                raise OSError("the disk is gone") if fails == "source" else DeviceError("the link is gone")
+            return real(*args, **kwargs)
+
+        fault.setattr(what, where, every_second_time)
+        worker.refusals = []
+        before = None
+        for turn in range(200):
+            worker.ahead += 3600
+            assert worker.manager.want("bad") is Readiness.LOADING
+            while len(worker.refusals) <= turn:
+                worker.turn()
+            if turn == 7:  # the copy in host memory has been made
+                before = held(worker)
+        assert held(worker) == before
+    assert {"gone" in refusal.message for refusal in worker.refusals} == {True}
+    worker.ahead += 3600
+    worker.execute("bad")
+    worker.execute("good")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 import pytest
+from helpers.jax_events import heard
 
 from ballast_contract.reasons import Reason
 from ballast_worker.device.backend import DeviceLostError
@@ -421,18 +422,8 @@ def test_a_damaged_executable_is_not_loaded(rig, affine, tmp_path):
 
 
 def test_loading_and_running_executables_compiles_nothing(make_rig, affine, sequence):
-    events: list[str] = []
-
-    def listen(name: str, *args, **kwargs) -> None:
-        events.append(name)
-
-    jax.monitoring.register_event_listener(listen)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        jax.jit(lambda x: x + 2.5)(np.float32(1)).block_until_ready()
-        assert any("compile" in name for name in events), "the listener hears compilations"
-        x = rows(3)
-        events.clear()
+    x = rows(3)
+    with heard() as events:
         rig = make_rig()
         assert rig.add("affine", affine) is None
         assert rig.add("sequence", sequence) is None
@@ -443,7 +434,4 @@ def test_loading_and_running_executables_compiles_nothing(make_rig, affine, sequ
         for answer in answers:
             answer.outputs()
         assert events == []
-        check(answers[0], affine, x)
-    finally:
-        jax.monitoring.unregister_event_listener(listen)
-        jax.monitoring.unregister_event_duration_listener(listen)
+    check(answers[0], affine, x)

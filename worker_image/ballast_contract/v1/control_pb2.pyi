@@ -217,7 +217,7 @@ class WorkerCondition(_message.Message):
     def __init__(self, phase: _Optional[_Union[WorkerPhase, str]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class DeviceState(_message.Message):
-    __slots__ = ("budget_bytes", "weights_bytes", "pinned_bytes", "in_use_bytes", "free_bytes", "largest_free_bytes", "scratch_bytes", "loads_total", "evictions_total", "admission_failures_total", "fallback_compactions_total", "largest_waiting_bytes")
+    __slots__ = ("budget_bytes", "weights_bytes", "pinned_bytes", "in_use_bytes", "free_bytes", "largest_free_bytes", "scratch_bytes", "loads_total", "evictions_total", "admission_failures_total", "fallback_compactions_total", "largest_waiting_bytes", "leaked_bytes")
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class DeviceState(_message.Message):
     ADMISSION_FAILURES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     FALLBACK_COMPACTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     LARGEST_WAITING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEAKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     budget_bytes: int
     weights_bytes: int
     pinned_bytes: int
@@ -242,7 +243,8 @@ class DeviceState(_message.Message):
     admission_failures_total: int
     fallback_compactions_total: int
     largest_waiting_bytes: int
-    def __init__(self, budget_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., in_use_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., largest_free_bytes: _Optional[int] = ..., scratch_bytes: _Optional[int] = ..., loads_total: _Optional[int] = ..., evictions_total: _Optional[int] = ..., admission_failures_total: _Optional[int] = ..., fallback_compactions_total: _Optional[int] = ..., largest_waiting_bytes: _Optional[int] = ...) -> None: ...
+    leaked_bytes: int
+    def __init__(self, budget_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., in_use_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., largest_free_bytes: _Optional[int] = ..., scratch_bytes: _Optional[int] = ..., loads_total: _Optional[int] = ..., evictions_total: _Optional[int] = ..., admission_failures_total: _Optional[int] = ..., fallback_compactions_total: _Optional[int] = ..., largest_waiting_bytes: _Optional[int] = ..., leaked_bytes: _Optional[int] = ...) -> None: ...
 
 class HostState(_message.Message):
     __slots__ = ("budget_bytes", "cached_bytes", "hits_total", "misses_total")

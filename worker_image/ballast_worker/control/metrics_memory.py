@@ -63,6 +63,11 @@ def device(view: WorkerView, pool: tuple[int, int, int] | None) -> Iterator[Metr
         "1 when admission knows where weights will lie; 0 when XLA's allocator did otherwise and free bytes alone count",
         memory.foreseen,
     )
+    yield counter(
+        "worker_device_memory_leaked_bytes_total",
+        "That came to be in use in XLA's allocator and are held by no weights and no execution",
+        memory.leaked_total,
+    )
     yield gauge("worker_weight_pool_bytes", "For weights in all", memory.capacity)
     yield gauge("worker_resident_weight_bytes", "Held by weights", memory.in_use)
     yield gauge("worker_weight_cache_pinned_bytes", "Weights that are always on the device", memory.pinned)
@@ -124,11 +129,7 @@ def residency(view: WorkerView) -> Iterator[Metric]:
         "Bytes moved on the device, for a load or a compaction",
         found.moved_bytes,
     )
-    yield counter(
-        "worker_compaction_seconds_total",
-        "Seconds of these moves, until nothing moved any more",
-        found.compaction_seconds,
-    )
+    yield counter("worker_compaction_seconds_total", "Seconds in which these bytes moved", found.compaction_seconds)
     yield gauge(
         "worker_weight_largest_waiting_bytes",
         "The largest model that waits for room, or was refused it",

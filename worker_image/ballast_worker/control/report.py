@@ -261,6 +261,7 @@ def _device(view: WorkerView) -> pb.DeviceState | None:
         admission_failures_total=view.residency.admission_failures,
         fallback_compactions_total=view.residency.fallback_compactions,
         largest_waiting_bytes=view.residency.largest_waiting_bytes,
+        leaked_bytes=view.memory.leaked,
     )
 
 

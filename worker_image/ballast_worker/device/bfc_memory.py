@@ -14,6 +14,7 @@ from typing import Any
 
 from ballast_worker.bundle.chunk import Chunk
 from ballast_worker.bundle.layout import Layout, align
+from ballast_worker.device.bfc_balance import Balance
 from ballast_worker.device.bfc_foresight import Foresight
 from ballast_worker.device.bfc_pool import Pool
 from ballast_worker.device.lease import ExtentLease
@@ -38,6 +39,7 @@ class _Content:
         order: in which its tensors are uploaded.
         offsets: where the replay has them, in that order; fewer when it could not follow.
         arrays: in the layout's order, once filled.
+        taken: bytes that the allocator counted for them.
     """
 
     layout: Layout
@@ -45,6 +47,7 @@ class _Content:
     offsets: list[int]
     pinned: bool
     arrays: list[Any] = field(default_factory=list)
+    taken: int = 0
     running: bool = False
     filled: bool = False
     ready: bool = False
@@ -66,7 +69,8 @@ class BfcMemory:
     replay is not exact; no lease may be held while one is filled.
 
     Where the allocator was seen to do otherwise than the replay says, `exact` is False, and extents are placed by the
-    count of free bytes alone, until both agree again.
+    count of free bytes alone, until both agree again. What is in use beyond what weights hold is seen before and after
+    each upload, when nothing else is under way, and is told as `leaked`.
 
     Args:
         pool: the allocator; on the CPU a `SimulatedPool` of as many bytes.
@@ -80,6 +84,7 @@ class BfcMemory:
         self._scratch = align(scratch)
         self._lock = threading.Lock()
         self._foresight = Foresight(pool, self._scratch)
+        self._balance = Balance(pool.statistics().in_use)
         self._contents: dict[str, _Content] = {}
         self._pinned = 0
         self._compare()
@@ -116,16 +121,18 @@ class BfcMemory:
             if leased := [other for other, one in self._contents.items() if one.leases]:
                 raise DeviceMemoryError(f"'{key}' cannot be filled while others are executing: {leased}")
             content.running = True
-        try:
             self._settle()
+        try:
             arrays = upload(self._pool, content.layout, content.order, chunks, progress or (lambda _: None))
             with self._lock:
                 content.arrays, content.filled = arrays, True
+                content.taken = self._balance.took(self._pool.statistics().in_use)
                 self._reconcile(content)
         finally:
-            content.running = False
-            if not content.filled:
-                self._settle()
+            with self._lock:
+                content.running = False
+                if not content.filled:
+                    self._settle(failed=(key,))
 
     def activate(self, key: str) -> None:
         """Filling -> ready."""
@@ -245,7 +252,15 @@ class BfcMemory:
         now = self._foresight.figures()
         capacity = max(0, self._foresight.capacity - self._scratch)
         in_use = min(capacity, now.in_use)
-        return Statistics(capacity, in_use, self._pinned, min(capacity - in_use, now.largest_free), self.exact)
+        return Statistics(
+            capacity,
+            in_use,
+            self._pinned,
+            min(capacity - in_use, now.largest_free),
+            foreseen=self.exact,
+            leaked=self._balance.leaked,
+            leaked_total=self._balance.leaked_total,
+        )
 
     def _not_placeable(self, nbytes: int) -> NotPlaceableError:
         now = self._statistics()
@@ -266,15 +281,16 @@ class BfcMemory:
     def _bytes(self, content: _Content) -> int:
         return sum(self._foresight.chunk(offset) for offset in content.offsets)
 
-    def _settle(self) -> None:
-        """Wait until the allocator has back what weights do not take, as far as the replay knows."""
-        if self.exact:
-            self._pool.settle(sum(self._bytes(content) for content in self._contents.values() if content.filled))
+    def _settle(self, *, failed: Iterable[str] = ()) -> None:
+        """Wait until the allocator has back what weights do not take, and count what it has not got by then."""
+        self._pool.settle(self._balance.expected)
+        self._balance.compare(self._pool.statistics().in_use, failed=failed)
 
     def _drop(self, key: str) -> int:
         content = self._contents.pop(key)
         for array in content.arrays:
             self._pool.free(array)
+        self._balance.freed(key, content.taken)
         freed = self._foresight.free(content.offsets)
         self._pinned -= freed if content.pinned else 0
         if not self.exact or not content.filled:

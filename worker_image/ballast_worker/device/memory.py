@@ -45,6 +45,9 @@ class Statistics:
 
     Attributes:
         foreseen: where extents will lie is known before they are placed. False: only free bytes are counted.
+        leaked: bytes that the allocator has in use beyond weights while nothing executes, as last seen before or after an
+            upload. Never any in an arena, whose extents and free blocks are parts of one allocation.
+        leaked_total: all that came to be so; what came back later is not taken off.
     """
 
     capacity: int
@@ -52,6 +55,8 @@ class Statistics:
     pinned: int
     largest_free: int
     foreseen: bool = True
+    leaked: int = 0
+    leaked_total: int = 0
 
     @property
     def free(self) -> int:

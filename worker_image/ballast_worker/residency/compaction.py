@@ -70,7 +70,7 @@ class Compactor:
             board.free(board.extents[resident.extent])
         run.moves = board.memory.compact()
         run.moved_at = board.clock()
-        board.ledger.count(compactions=1, moved_bytes=run.moves.nbytes, compaction_seconds=run.moved_at - run.asked)
+        board.ledger.count(compactions=1, moved_bytes=run.moves.nbytes, compaction_seconds=run.moves.seconds)
         board.ledger.decide(
             model="",
             kind="compact",

@@ -90,7 +90,7 @@ class ResidencySnapshot:
         admission_failures: loads refused for want of room.
         fallback_compactions: of `compactions`, those that admission could not do without.
         moved_bytes: slid on the device, for compactions and for single loads.
-        compaction_seconds: until no more bytes moved.
+        compaction_seconds: in which those bytes moved; what compactions waited for executions is not part of it.
         largest_waiting_bytes: the largest model that waits for room, or was refused a block of it; 0: none.
     """
 
@@ -120,8 +120,9 @@ class CompactionResult:
         largest_free_before, largest_free_after: bytes.
         fragmentation_before, fragmentation_after: 0..1.
         moved_bytes: slid.
-        seconds_until_moved: until no more bytes moved on the device.
-        seconds_until_callable: until every named model was callable.
+        seconds_until_moved: from the request, the wait for running executions included, until no more bytes moved on the
+            device.
+        seconds_until_callable: likewise, until every named model was callable.
         not_reloaded: why, for each named model that did not come back.
     """
 

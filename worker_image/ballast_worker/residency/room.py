@@ -70,8 +70,15 @@ class Room:
         return self._place_by_moving(weights, before, residents)
 
     def keep_scratch(self, weights: Weights) -> None:
-        """After a fill: where executions have too little in one block, the cheapest go, but not what was just filled."""
-        while self._board.memory.starved() and (single := cheapest_single(self._board.residents())) is not None:
+        """After a fill: where executions have too little in one block, the cheapest go, those inside their minimum residence
+        last, but not what was just filled.
+        """
+        while self._board.memory.starved():
+            residents = self._board.residents()
+            recent = [r._replace(excluded=Excluded.NOT) for r in residents if r.excluded is Excluded.RECENT]
+            single = cheapest_single(residents) or cheapest_single(recent)
+            if single is None:
+                return
             self._evict((single,), weights)
 
     def _place_by_moving(
