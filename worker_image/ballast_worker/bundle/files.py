@@ -89,9 +89,12 @@ def read_file(directory: int, name: str, *, shown: str, limit: int) -> bytes:
             raise BundleError("BundleInvalid", f"{shown}: {name} has {size} bytes; at most {limit} are read")
         pieces = []
         left = limit + 1
-        while left and (piece := file.read(left)):
-            pieces.append(piece)
-            left -= len(piece)
+        try:
+            while left and (piece := file.read(left)):
+                pieces.append(piece)
+                left -= len(piece)
+        except OSError as error:
+            raise BundleError("SourceNotFound", f"{shown}: {name} cannot be read: {error.strerror}") from error
         if not left:
             raise BundleError("SourceChanged", f"{shown}: {name} grew beyond {limit} bytes while it was read")
         return b"".join(pieces)

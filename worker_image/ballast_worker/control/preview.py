@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ballast_contract.config import WorkerConfig
+from ballast_worker.build.errors import StoreError
 from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
 from ballast_worker.bundle.errors import BundleError
@@ -36,15 +37,17 @@ def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) 
         The plan, and the models that it leaves out because they would be refused alone.
 
     Raises:
-        PreviewError: the device, the folder or the configuration allows no plan.
+        PreviewError: the device, the folder or the configuration allows no plan, or the executable store cannot be made.
     """
     if machine.fault is not None:
         raise PreviewError(machine.fault.message)
     basis = Basis(config, machine.budget, machine.context, machine.overhead(0))
     limits = DeviceLimits(basis)
-    workshop = Workshop(
-        config, LocalBuilder(ExecutableStore(config.executable_store), parallelism=config.build.parallelism)
-    )
+    try:
+        store = ExecutableStore(config.executable_store)
+    except StoreError as error:
+        raise PreviewError(str(error)) from error
+    workshop = Workshop(config, LocalBuilder(store, parallelism=config.build.parallelism))
     built: dict[str, Built] = {}
     refused: dict[str, Failure] = {}
     specs = {spec.name: spec for spec in _specs(config)}
