@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from ballast_worker.build.store import ExecutableStore, Key, Measured, Runtime
+from ballast_worker.build.errors import StoreError
+from ballast_worker.build.record import Measured
+from ballast_worker.build.store import ExecutableStore, Key, Runtime
 from ballast_worker.build.sweep import ABANDONED_SECONDS, UNUSED_SECONDS
 
 RUNTIME = Runtime("cpu", "x86_64-0", "0.10.2", "0.10.2", "", (("nvidia-cudnn", "9.1"),), (("XLA_FLAGS", "--a"),))
@@ -65,13 +67,95 @@ def test_a_file_with_other_bytes_is_removed_and_built_again(store):
     assert list(store.root.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"version": 99}', b"x" * (1 << 17)])
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b"5", b'"text"', b"\xff", b'{"version": 99}', b"x" * (1 << 17), b"[" * (1 << 15)]
+)
 def test_an_unreadable_record_is_removed(store, damage):
     store.put(KEY, b"code", MEASURED)
     record = next(store.root.glob("*.json"))
     record.write_bytes(damage)
     assert store.get(KEY) is None
     assert not record.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"digest": 5}, {"digest": "sha256:" + "0" * 63}, {"file": None}, {"key": None}, {"version": [1]},
+        *({name: value} for name in ("scratch_bytes", "io_bytes", "code_bytes", "context_bytes")
+          for value in (-1, 2**50 + 1, 2**70, 1.5, "5", True, None)),
+        *({"run_seconds": value} for value in (-1.0, 2**70, "1", None)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_record_with_a_figure_that_cannot_be_is_removed(store, changes):
+    store.put(KEY, b"code", MEASURED)
+    record = next(store.root.glob("*.json"))
+    record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
+    assert store.get(KEY) is None
+    assert not record.exists()
+
+
+@pytest.mark.parametrize("figure", ["1e999", "-1e999", "NaN"])
+def test_a_record_with_a_figure_that_is_no_number_is_removed(store, figure):
+    store.put(KEY, b"code", MEASURED)
+    record = next(store.root.glob("*.json"))
+    for name, before in (("scratch_bytes", "5"), ("run_seconds", "0.25")):
+        record.write_text(record.read_text().replace(f'"{name}": {before}', f'"{name}": {figure}'))
+        assert store.get(KEY) is None
+        store.put(KEY, b"code", MEASURED)
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def link(path):
+    path.symlink_to("/dev/zero")
+
+
+def endless(path):
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("pattern", ["*.json", "*.executable"])
+@pytest.mark.parametrize("something", [pipe, link, endless])
+def test_what_is_no_file_of_the_store_is_removed_unread(store, pattern, something):
+    store.put(KEY, b"code", MEASURED)
+    place = next(store.root.glob(pattern))
+    place.unlink()
+    something(place)
+    assert store.get(KEY) is None
+    assert not os.path.lexists(place)
+    store.put(KEY, b"code", MEASURED)
+    assert store.get(KEY) is not None
+
+
+@pytest.mark.parametrize("pattern", ["*.json", "*.executable"])
+def test_a_directory_in_the_place_of_a_file_is_told_in_words(store, pattern):
+    store.put(KEY, b"code", MEASURED)
+    place = next(store.root.glob(pattern))
+    place.unlink()
+    place.mkdir()
+    assert store.get(KEY) is None
+    with pytest.raises(StoreError) as caught:
+        store.put(KEY, b"code", MEASURED)
+    assert (
+        f"'{store.root}' cannot be written: Is a directory: {place}; something else is in that place: remove it"
+        in str(caught.value)
+    )
+    place.rmdir()
+    store.put(KEY, b"code", MEASURED)
+    assert store.get(KEY) is not None
+
+
+def test_a_store_that_cannot_be_made_is_named_with_the_setting(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        StoreError, match=f"the executable store '{tmp_path}/file' cannot be written: .*executableStore"
+    ):
+        ExecutableStore(tmp_path / "file")
 
 
 def test_a_record_may_not_point_to_another_file(store, tmp_path):
@@ -110,7 +194,7 @@ def test_no_half_written_file_has_a_name_that_is_read(store, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(StoreError, match=r"No space left on device; make room, or set executableStore"):
         store.put(KEY, b"code", MEASURED)
     assert list(store.root.iterdir()) == []
 

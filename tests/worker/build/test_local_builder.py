@@ -84,6 +84,39 @@ def test_only_what_is_missing_is_built(builder, store, small_bundle, request_for
     assert len(again.programs) == 3
 
 
+def test_a_store_that_cannot_be_written_is_told_and_heals(builder, store, small_bundle, request_for):
+    store.root.rmdir()
+    store.root.touch()
+    failure = builder.build(request_for(small_bundle), progress=ignore).failure
+    assert failure.reason is Reason.LOAD_FAILED_WILL_RETRY
+    assert f"the executable store '{store.root}' cannot be written: " in failure.message
+    assert "set executableStore" in failure.message
+    store.root.unlink()
+    assert builder.build(request_for(small_bundle), progress=ignore).compiled == 3
+
+
+def test_a_directory_in_the_place_of_a_record_is_told_and_heals(builder, store, small_bundle, request_for):
+    one = replace(request_for(small_bundle), programs=(request_for(small_bundle).programs[0],))
+    builder.build(one, progress=ignore)
+    record = next(store.root.glob("*.json"))
+    record.unlink()
+    record.mkdir()
+    failure = builder.build(one, progress=ignore).failure
+    assert failure.reason is Reason.LOAD_FAILED_WILL_RETRY
+    assert f"Is a directory: {record}" in failure.message
+    record.rmdir()
+    assert builder.build(one, progress=ignore).failure is None
+
+
+def test_executables_that_are_gone_at_once_are_no_fault_of_the_bundle(
+    builder, store, small_bundle, request_for, monkeypatch
+):
+    monkeypatch.setattr(store, "get", lambda _: None)
+    failure = builder.build(request_for(small_bundle), progress=ignore).failure
+    assert failure.reason is Reason.LOAD_FAILED_WILL_RETRY
+    assert f"'{store.root}'" in failure.message
+
+
 def test_integers_of_64_bits_keep_their_width(builder, tmp_path, request_for):
     with jax.enable_x64(True):
         bundle = pack_bundle(

@@ -26,6 +26,33 @@ def wrong():
 def nothing():
     return None
 
+def changed(**changes):
+    return lambda: bundle() | changes
+
+typo = changed(inputs=[("x", "flaot32", ("batch",))])
+pair = changed(inputs=[("x", "float32")])
+number = changed(inputs=[("x", "float32", (1.5,))])
+text = changed(inputs="x")
+batch = changed(max_batch="x")
+programs = changed(programs="x")
+program = changed(programs=[{"batch": "x"}], max_batch=None)
+platform = changed(platforms="cpu")
+uncallable = changed(function=None)
+
+def needs(factor):
+    return bundle(factor)
+
+def fails():
+    return {}["absent"]
+
+def absent():
+    open("absent.npz")
+
+def traced(parameters, x):
+    raise RuntimeError("in the function")
+
+untraceable = changed(function=traced)
+
 value = 3
 """
 
@@ -49,7 +76,7 @@ def test_pack_makes_a_bundle_from_a_factory(source, tmp_path, capsys, spelled):
 def test_pack_replaces_a_bundle_only_on_request(source, tmp_path, capsys):
     command = ["pack", "times_model:bundle", "--out", str(tmp_path / "b")]
     assert main(command) == 0
-    assert main(command) == 1
+    assert main(command) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
 
@@ -64,12 +91,70 @@ def test_pack_replaces_a_bundle_only_on_request(source, tmp_path, capsys):
         ("missing/model.py:bundle", "missing/model.py does not exist"),
         ("times_model:wrong", "unknown key 'nam': did you mean 'name'?"),
         ("times_model:nothing", "returned NoneType, not a dict"),
+        ("times_model:typo", "input 'x' has dtype 'flaot32': did you mean 'float32'?"),
+        ("times_model:pair", "an input is ('x', 'float32') (tuple); it must be a name, a dtype and a shape"),
+        ("times_model:number", "an axis of input 'x' is 1.5"),
+        ("times_model:text", "inputs is 'x' (str); it must be a list"),
+        ("times_model:batch", "max_batch is 'x' (str); it must be a whole number"),
+        ("times_model:programs", "programs is 'x' (str); it must be a list of dicts"),
+        ("times_model:program", "programs[0]: batch is 'x' (str); it must be a whole number"),
+        ("times_model:platform", "platforms is 'cpu' (str); it must be a list of text"),
+        ("times_model:uncallable", "function is None (NoneType); it must be a function"),
+        ("times_model:needs", "cannot be called with these settings: missing a required argument: 'factor'"),
     ],
 )
 def test_pack_names_what_is_wrong_with_its_factory(source, tmp_path, capsys, spelled, message):
-    assert main(["pack", spelled, "--out", str(tmp_path / "b")]) == 1
-    assert message in capsys.readouterr().err
+    assert main(["pack", spelled, "--out", str(tmp_path / "b")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [("bundle", "has no such argument: did you mean 'factor'?"), ("nothing", "has no such argument: it takes none")],
+)
+def test_pack_names_the_nearest_setting_of_its_factory(source, tmp_path, capsys, factory, message):
+    command = ["pack", f"times_model:{factory}", "--out", str(tmp_path / "b"), "--set", "facter=3"]
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--set facter: " in line
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("factory", "whose"),
+    [
+        ("fails", "times_model:fails raised KeyError"),
+        ("absent", "times_model:absent raised FileNotFoundError"),
+        ("untraceable", "the function of times_model:untraceable raised RuntimeError"),
+    ],
+)
+def test_pack_says_whose_code_a_traceback_is_of(source, tmp_path, capsys, factory, whose):
+    assert main(["pack", f"times_model:{factory}", "--out", str(tmp_path / "b")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == f"error: {whose}, see above"
+
+
+@pytest.mark.parametrize("out", ["/proc/x", "/" + "x" * 300, "/dev/null/x"])
+def test_pack_names_a_place_that_cannot_be_written(source, capsys, out):
+    assert main(["pack", "times_model:bundle", "--out", out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --out {out} cannot be written: ")
+
+
+@pytest.mark.parametrize(
+    ("out", "why"), [("/", "is a mount point"), (".", "is the working directory"), ("", "is the working")]
+)
+def test_pack_leaves_mount_points_and_the_working_directory_alone(source, tmp_path, monkeypatch, capsys, out, why):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert main(["pack", "times_model:bundle", "--out", out, "--overwrite"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert why in line
+    assert "is left alone" in line
+    assert (tmp_path / "empty").is_dir()
 
 
 def test_inspect_shows_every_fact_a_user_asks_for(packed, capsys):

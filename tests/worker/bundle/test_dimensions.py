@@ -41,6 +41,20 @@ def test_anything_but_arithmetic_is_refused(expression):
         names_in(expression)
 
 
+@pytest.mark.parametrize(
+    "expression", ["floordiv(100, s - 1)", "100//(s-1)", "mod(s, s - 1)", "s % (s - s)", "floordiv(1, 0)"]
+)
+def test_names_are_known_whatever_an_expression_divides_by(expression):
+    assert names_in(expression) == ({"s"} if "s" in expression else set())
+
+
+@pytest.mark.parametrize("expression", ["floordiv(1, 0)", "mod(s, 0)", "s // (s - 3)"])
+def test_a_division_by_zero_names_the_expression_and_the_sizes(expression):
+    with pytest.raises(ValueError, match=r"divides by zero for \{'s': 3\}") as caught:
+        evaluate(expression, {"s": 3})
+    assert expression in str(caught.value)
+
+
 def test_results_that_are_no_sizes_are_refused():
     with pytest.raises(ValueError, match="sizes lie between 0"):
         evaluate("batch - 2", {"batch": 1})

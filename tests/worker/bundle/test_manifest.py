@@ -66,7 +66,7 @@ def test_a_manifest_is_immutable():
         ("batchDimenson", "batch", "unknown key 'batchDimenson': did you mean 'batchDimension'"),
         ("function.digst", DIGEST, "unknown key 'function.digst': did you mean 'digest'"),
         ("inputs.0.type", "float32", "unknown key 'inputs.0.type'"),
-        ("format", "ballast.dev/bundle/v2", "format: Input should be 'ballast.dev/bundle/v1' .got 'ballast.dev/bundle/v2'"),
+        ("format", "ballast.dev/bundle/v2", "format: must be 'ballast.dev/bundle/v1' .got 'ballast.dev/bundle/v2'"),
         ("name", "", "name: "),
         ("name", "a" * 300, "name: "),
         ("name", "../up/", "name: "),
@@ -74,7 +74,7 @@ def test_a_manifest_is_immutable():
         ("weights.digest", WEIGHTS_DIGEST + "\n", "weights.digest: "),
         ("weights.digest", DIGEST, "weights.digest: .* blake3: and 64 hexadecimal digits.*pack the bundle again .got 'sha256:"),
         ("function.digest", WEIGHTS_DIGEST, "function.digest: "),
-        ("weights.bytes", -1, "weights.bytes: .*greater than or equal to 0.*got -1"),
+        ("weights.bytes", -1, "weights.bytes: must be at least 0 .got -1"),
         ("weights.bytes", "20", "weights.bytes: "),
         ("weights.bytes", 2**60, "weights.bytes: .*1125899906842624"),
         ("weights.file", "../weights", "plain name inside the bundle.*got '../weights'"),
@@ -88,16 +88,19 @@ def test_a_manifest_is_immutable():
         ("function.platforms", [], "function.platforms: "),
         ("function.platforms", ["cpu", "cpu"], "names a platform twice"),
         ("inputs.0.dtype", "float31", "inputs.0.dtype: no such dtype: did you mean 'float[0-9]+'.*got 'float31'"),
-        ("inputs.0.dtype", "int4", "inputs.0.dtype: no such dtype"),
+        ("inputs.0.dtype", "int4", "inputs.0.dtype: elements smaller than a byte are refused.*got 'int4'"),
+        ("inputs.0.dtype", "float4_e2m1fn", "elements smaller than a byte are refused"),
         ("inputs.0.shape", ["batch", "sequence", -1], "inputs.0.shape"),
         ("inputs.0.shape", ["batch", "sequenc"], "'dimensions' does not name sequenc"),
         ("inputs.0.shape", ["batch", "2*sequence"], "an input's axis is a size or the name of a dimension"),
-        ("inputs.0.shape", ["batch", 1.5], "inputs.0.shape"),
+        ("inputs.0.shape", ["batch", 1.5], r"inputs.0.shape.1: an axis is a size between 0 and 2147483647.*got 1.5"),
         ("inputs.0.shape", ["batch", True, "sequence"], "inputs.0.shape"),
         ("inputs.0.shape", ["batch"] + [1] * 20, "inputs.0.shape"),
         ("outputs.0.shape", ["batch", "__import__('os')"], "not an expression over dimensions"),
         ("outputs.0.shape", ["batch", "sequence - 9"], r"programs\[0\]: 'y': 'sequence - 9' is -1"),
-        ("outputs", [], "outputs: "),
+        ("outputs.0.shape", ["batch", "floordiv(1, 0)"], r"programs\[0\]: 'y': 'floordiv\(1, 0\)' divides by zero for {'batch': 1"),
+        ("outputs.0.shape", ["batch", "mod(batch, 0)"], r"programs\[0\]: 'y': 'mod\(batch, 0\)' divides by zero for {'batch': 1"),
+        ("outputs", [], "outputs: must have 1 or more items"),
         ("dimensions", ["batch", "sequence", "width"], "width is in no input's shape"),
         ("dimensions", ["batch", "sequence", "batch"], "dimension 'batch' is named twice"),
         ("dimensions", ["batch", "sequence", "mod"], "no function's name"),
@@ -105,7 +108,7 @@ def test_a_manifest_is_immutable():
         ("batchDimension", "sequence", "must be the first axis of every input and output"),
         ("programs", [{"batch": 1}], r"programs\[0\] gives values for batch; it must give one for each of batch, sequence"),
         ("programs", [{"batch": 1, "sequence": 8, "x": 1}], r"programs\[0\]"),
-        ("programs", [{"batch": 0, "sequence": 8}], "programs.0.batch: .*greater than or equal to 1"),
+        ("programs", [{"batch": 0, "sequence": 8}], "programs.0.batch: must be at least 1"),
         ("programs", [], "programs: "),
         ("programs", [{"batch": 1, "sequence": 8}, {"sequence": 8, "batch": 1}], r"programs\[1\] is there twice"),
         ("lines", [{"name": "kv", "bytes": 1, "unit": 2}], "either 'bytes', or 'unit' and 'count'"),
@@ -124,6 +127,24 @@ def test_missing_keys_are_named():
     del document["weights"]["digest"], document["inputs"]
     with pytest.raises(BundleError, match=r"'weights.digest' is missing; 'inputs' is missing"):
         read(document)
+
+
+@pytest.mark.parametrize("value", [None, True, 1.5, -1, 2**70, "", "x" * 5000, [], ["x"] * 300, [[1]], {}, {"x": [1]}])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("format", "name", "description", "function", "weights", "dimensions", "batchDimension", "inputs", "outputs"),
+        *("programs", "lines", "function.bytes", "function.digest", "function.platforms", "weights.tensors"),
+        *("inputs.0", "inputs.0.dtype", "inputs.0.shape", "outputs.0.shape.1", "programs.0", "programs.0.batch"),
+    ],
+)
+def test_no_fault_is_told_in_words_of_a_library(path, value):
+    told = ""
+    try:
+        read(changed(path, value))
+    except BundleError as error:
+        told = str(error)
+    assert not any(word in told for word in ("should", "constrained", "instance of", "[key]", "tuple"))
 
 
 def test_many_faults_are_counted_instead_of_told():
@@ -187,9 +208,9 @@ def test_programs_are_canonical_in_the_order_of_dimensions():
         ("1: 1\n", "the key '1' is not text"),
         ("? [a]\n: 1\n", "is not text"),
         ("<<: {a: 1}\n", "the key '<<' is not text"),
-        ("", "valid dictionary"),
-        ("just text", "valid dictionary"),
-        ("- a\n", "valid dictionary"),
+        ("", "manifest.yaml: a manifest must be a mapping of keys to values"),
+        ("just text", "manifest.yaml: a manifest must be a mapping of keys to values"),
+        ("- a\n", "manifest.yaml: a manifest must be a mapping of keys to values"),
     ],
 )
 def test_yaml_that_two_readers_could_understand_differently_is_refused(text, message):

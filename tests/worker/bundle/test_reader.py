@@ -14,7 +14,7 @@ import sys
 import pytest
 import yaml
 
-from ballast_worker.bundle.errors import BundleError
+from ballast_worker.bundle.errors import BundleError, MissingError
 from ballast_worker.bundle.layout import pack
 from ballast_worker.bundle.reader import open_bundle
 
@@ -131,22 +131,47 @@ def test_tensors_that_the_manifest_does_not_name_are_refused(bundle_path, edit):
         open_bundle(bundle_path)
 
 
-def test_other_function_bytes_are_refused_when_they_are_read(bundle_path):
+@pytest.mark.parametrize("damaged", [lambda data: data[:-1], lambda _: b"", lambda data: data[:-1] + b"x"])
+def test_other_function_bytes_are_refused_when_the_bundle_is_opened(bundle_path, damaged):
     path = bundle_path / "function.stablehlo"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    path.write_bytes(damaged(path.read_bytes()))
+    with pytest.raises(
+        BundleError, match=r"function.stablehlo has .*, the manifest says .*pack the bundle again"
+    ) as caught:
+        open_bundle(bundle_path)
+    assert caught.value.reason == "BundleInvalid"
+
+
+def test_a_function_that_was_changed_after_the_bundle_was_opened_is_refused_when_it_is_read(bundle_path):
+    bundle = open_bundle(bundle_path)
+    (bundle_path / "function.stablehlo").write_bytes(b"x" * bundle.manifest.function.bytes)
     with pytest.raises(BundleError, match=r"has digest sha256:.*, the manifest says sha256:"):
-        open_bundle(bundle_path).function_bytes()
-    path.write_bytes(data[:-1])
-    with pytest.raises(BundleError, match=f"has {len(data) - 1} bytes, the manifest says {len(data)}"):
-        open_bundle(bundle_path).function_bytes()
+        bundle.function_bytes()
 
 
 def test_a_huge_function_is_not_read(bundle_path):
     os.truncate(bundle_path / "function.stablehlo", 2**40)
-    with pytest.raises(BundleError, match=f"has {2**40} bytes; at most 67108864 are read"):
-        open_bundle(bundle_path).function_bytes()
+    with pytest.raises(BundleError, match="at most"):
+        open_bundle(bundle_path)
+
+
+def test_only_a_directory_that_does_not_exist_is_missing(tmp_path, monkeypatch):
+    with pytest.raises(MissingError):
+        open_bundle(tmp_path / "nothing")
+
+    def stale(path, flags, **_):
+        raise OSError(errno.ESTALE, "Stale file handle", path)
+
+    monkeypatch.setattr(os, "open", stale)
+    with pytest.raises(BundleError, match="cannot be opened: Stale file handle") as caught:
+        open_bundle(tmp_path)
+    assert not isinstance(caught.value, MissingError)
+
+
+def test_a_message_about_a_name_that_is_not_utf_8_can_be_sent(tmp_path):
+    with pytest.raises(BundleError) as caught:
+        open_bundle(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    assert str(caught.value).encode().endswith(b"udcff does not exist")
 
 
 def test_the_digest_changes_with_every_byte_of_the_manifest(bundle_path):

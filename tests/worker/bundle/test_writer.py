@@ -17,7 +17,7 @@ import pytest
 from blake3 import blake3
 from jax import export
 
-from ballast_worker.bundle import placing
+from ballast_worker.bundle import placing, writer
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import open_bundle
 from ballast_worker.bundle.safetensors import CODE_OF_DTYPE, read_header
@@ -281,11 +281,98 @@ def test_replacing_works_with_and_without_exchanging_names(tmp_path, monkeypatch
     pack(tmp_path / "b")
     second = pack(tmp_path / "b", max_batch=8, overwrite=True)
     assert open_bundle(tmp_path / "b").digest == second.digest
-    (tmp_path / "link").symlink_to("b")
-    pack(tmp_path / "link", overwrite=True)
-    assert not (tmp_path / "link").is_symlink()
-    assert open_bundle(tmp_path / "b").digest == second.digest
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "link"]
+    (tmp_path / "empty").mkdir()
+    pack(tmp_path / "empty", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "empty"]
+
+
+def test_a_bundle_whose_manifest_cannot_be_read_any_more_is_replaced(tmp_path):
+    pack(tmp_path / "b")
+    (tmp_path / "b" / "manifest.yaml").write_bytes(b"")
+    assert pack(tmp_path / "b", overwrite=True).manifest.name == "double"
+
+
+def other_directory(path):
+    path.mkdir()
+    (path / "thesis.tex").write_text("years of work")
+    return "holds 'thesis.tex', which is no bundle's"
+
+
+def bundle_with_notes(path):
+    pack(path)
+    (path / "thesis.tex").write_text("years of work")
+    return "holds 'thesis.tex', which is no bundle's"
+
+
+def bundle_with_directory(path):
+    pack(path)
+    (path / "weights.safetensors").unlink()
+    (path / "weights.safetensors").mkdir()
+    return "holds 'weights.safetensors', which is no bundle's"
+
+
+def files_without_manifest(path):
+    path.mkdir()
+    (path / "weights.safetensors").write_text("somebody's weights")
+    return "holds 'weights.safetensors', which is no bundle's"
+
+
+def link(path):
+    pack(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+    return "is no directory"
+
+
+def file(path):
+    path.write_text("years of work")
+    return "is no directory"
+
+
+@pytest.mark.parametrize(
+    "something", [other_directory, bundle_with_notes, bundle_with_directory, files_without_manifest, link, file]
+)
+def test_what_is_no_bundle_is_never_replaced(tmp_path, something):
+    words = something(tmp_path / "b")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(FileExistsError, match=f"{words} and is left alone"):
+        pack(tmp_path / "b", overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_file_that_comes_while_a_bundle_is_replaced_is_kept(tmp_path, monkeypatch, exchange):
+    move = writer.move_into_place
+
+    def move_late(directory, target, **given):
+        (target / "late.txt").write_text("years of work")
+        return move(directory, target, **given)
+
+    if not exchange:
+        monkeypatch.setattr(placing, "_exchange", lambda *_: False)
+    pack(tmp_path / "b")
+    monkeypatch.setattr(writer, "move_into_place", move_late)
+    with pytest.raises(FileExistsError, match="the bundle is in its place, but what it replaced stays at"):
+        pack(tmp_path / "b", max_batch=8, overwrite=True)
+    assert [path.read_text() for path in tmp_path.glob(".*/late.txt")] == ["years of work"]
+    assert open_bundle(tmp_path / "b").manifest.programs[-1] == {"batch": 8}
+
+
+def test_an_output_that_divides_by_a_size_is_packed(tmp_path):
+    bundle = pack(
+        tmp_path / "b",
+        inputs=[("x", "float32", ("s",))],
+        parameters=np.ones(1, np.float32),
+        function=lambda p, x: jnp.broadcast_to(x.sum() * p.sum(), (100 // (x.shape[0] - 1),)),
+        batch_dimension=None,
+        max_batch=None,
+        constraints=["s >= 2"],
+        programs=[{"s": 2}, {"s": 11}],
+    )
+    assert [bundle.manifest.outputs[0].concrete(program).shape for program in bundle.manifest.programs] == [
+        (100,),
+        (10,),
+    ]
+    assert open_bundle(bundle.path, check_function=True)
 
 
 def test_an_interrupted_move_puts_the_old_bundle_back(tmp_path, monkeypatch):

@@ -146,3 +146,14 @@ def test_what_was_applied_one_by_one_equals_the_last_full_state(holder):
         mirror.ClearField("models")
         mirror.models.extend(held[name] for name in sorted(held))
         assert difference(mirror, worker_state(holder.view)) is None
+
+
+def test_a_model_that_cannot_be_told_does_not_silence_the_others(holder, caplog):
+    stream = holder.watch()
+    next(stream)
+    broken = replace(model("broken"), message="\udcff")
+    holder.set(models={"a": model("a"), "b\udcff": model("b\udcff"), "broken": broken})
+    assert [m.name for m in next(stream).change.models] == ["a"]
+    assert "the state of model 'b\\udcff' cannot be told and is left out" in caplog.text
+    holder.set(models={"a": model("a"), "broken": model("broken")})
+    assert [m.name for m in next(stream).change.models] == ["broken"]

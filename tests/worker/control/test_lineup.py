@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ballast_contract.plan_lines import CODE, SLACK
 from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuildResult, BuiltProgram
 from ballast_worker.bundle.reader import open_bundle
+from ballast_worker.control import lineup
 from ballast_worker.control.assignment import AssignedModel
 from ballast_worker.control.lineup import Lineup
 from ballast_worker.control.models import Stage
@@ -324,3 +326,20 @@ def test_a_model_that_cannot_be_loaded_for_another_reason_or_has_its_digest_assi
     rig.now += 300.0
     rig.lineup.tick()
     assert {view.stage for view in rig.lineup.views.values()} == {Stage.SERVED}
+
+
+def test_a_store_that_hangs_does_not_keep_the_worker_from_ending(rig, spec, monkeypatch):
+    monkeypatch.setattr(lineup, "_BUILDERS_END_SECONDS", 0.05)
+    hangs, answered = threading.Event(), threading.Event()
+
+    def build(request, *, progress):
+        hangs.set()
+        answered.wait()
+        return BuildResult((), 0, 0)
+
+    monkeypatch.setattr(rig.builder, "build", build)
+    rig.lineup.apply([spec("m")], {})
+    rig.until(hangs.is_set)
+    rig.lineup.close()
+    assert not answered.is_set()
+    answered.set()

@@ -54,6 +54,7 @@ def test_people_read_short_lines():
         (["--mem-fraction=0.9"], "its name here is device.budget"),
         (["serv"], "invalid choice: 'serv'"),
         (["explain", "--limit", "-3"], "--limit: -3 is not a number from 1"),
+        (["regions", "--remove", ""], "--remove: an empty text names no directory"),
         (["explain", "--limit", "0"], "--limit: 0 is not a number from 1"),
     ],
 )

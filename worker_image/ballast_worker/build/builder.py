@@ -74,7 +74,7 @@ class BuildFailure:
 
     Attributes:
         reason: that of the bundle's own fault (BundleInvalid, SourceNotFound, SourceChanged), LoadFailedPermanent,
-            InsufficientDeviceMemory, or Draining after `close`.
+            LoadFailedWillRetry when the store cannot be written, InsufficientDeviceMemory, or Draining after `close`.
         message: what, value, limit, remedy; with the last lines of the builder's output for a crash.
         exit_code: of the process; negative for a signal; None when it ended by itself in order.
     """

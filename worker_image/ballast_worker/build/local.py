@@ -73,9 +73,9 @@ class LocalBuilder:
                 0,
                 0,
                 BuildFailure(
-                    Reason.LOAD_FAILED_PERMANENT,
-                    f"the executables of {request.bundle} are not in the store '{self._store.root}' after they were built: "
-                    "is it full, or does something remove files from it?",
+                    Reason.LOAD_FAILED_WILL_RETRY,
+                    f"the executables of {request.bundle} are not in the executable store '{self._store.root}' after they were "
+                    "built: can it be read, or does something remove files from it?",
                 ),
             )
         return BuildResult(

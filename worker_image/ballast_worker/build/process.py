@@ -86,11 +86,13 @@ def _dimensions(program: list[list[Any]]) -> Dimensions:
 
 
 def _failure(error: Exception, request: Mapping[str, Any]) -> tuple[Reason, str]:
-    from ballast_worker.build.errors import ProgramTooLargeError  # noqa: PLC0415
+    from ballast_worker.build.errors import ProgramTooLargeError, StoreError  # noqa: PLC0415
     from ballast_worker.bundle.errors import BundleError  # noqa: PLC0415
 
     if isinstance(error, BundleError):
         return Reason(error.reason), str(error)
+    if isinstance(error, StoreError):
+        return Reason.LOAD_FAILED_WILL_RETRY, str(error)
     if isinstance(error, ProgramTooLargeError):
         return Reason.INSUFFICIENT_DEVICE_MEMORY, str(error)
     text = f"{type(error).__name__}: {error}"

@@ -14,19 +14,22 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ballast_worker.build.builder import BuiltProgram, Dimensions
+from ballast_worker.build.errors import StoreError
+from ballast_worker.build.record import MAX_RECORD_BYTES, Measured, file_name, parse, render
 from ballast_worker.build.sweep import record_of, sweep
+from ballast_worker.bundle.errors import BundleError, MissingError
+from ballast_worker.bundle.files import open_directory, open_file, read_file
 from ballast_worker.bundle.placing import replace_file
 
 _log = logging.getLogger(__name__)
 
-_RECORD_VERSION: Final = 1
-_MAX_RECORD_BYTES: Final = 64 << 10
+_MAX_EXECUTABLE_BYTES: Final = 2 << 30
 _FILE_MODE: Final = 0o640
 
 
@@ -64,25 +67,13 @@ class Key:
         """The key as JSON, the same text for the same key."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
+    def fields(self) -> Any:
+        """The key as a record holds it."""
+        return json.loads(self.canonical())
+
     def name(self) -> str:
         """Stem of the entry's file names."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one run of a program on zero weights showed. Bytes of device memory, seconds of the second run.
-
-    Attributes:
-        scratch_bytes, io_bytes, code_bytes, run_seconds: see `BuiltProgram`.
-        context_bytes: driver context and libraries of the builder after the run; 0 on cpu.
-    """
-
-    scratch_bytes: int
-    io_bytes: int
-    code_bytes: int
-    run_seconds: float
-    context_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,45 +95,44 @@ class ExecutableStore:
             clock: seconds since the epoch.
 
         Raises:
-            OSError: the directory cannot be made.
+            StoreError: the directory cannot be made.
         """
         self._clock = clock
         self.root = root.expanduser()
-        self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
+        try:
+            self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError.of(self.root, error) from error
 
     def get(self, key: Key) -> Entry | None:
         """The entry of a key, or None; a damaged one is removed first."""
         record = self._record(key)
         self._touch(record)  # before it is read, so that what was found is not swept
         try:
-            entry = self._read(key, record)
-        except FileNotFoundError:
+            with open_directory(str(self.root)) as root:
+                return self._read(key, root, record.name)
+        except MissingError:
             return None
-        except (OSError, ValueError, KeyError, TypeError):
-            with contextlib.suppress(OSError):
-                record.unlink()
+        except (BundleError, OSError, ValueError) as error:
+            _log.warning("the entry %s of the executable store is damaged and is built again: %s", record, error)
+            _remove(record)
             return None
-        return entry
 
     def put(self, key: Key, data: bytes, measured: Measured) -> BuiltProgram:
         """Store an executable; after a crash at any point there is the whole entry or none.
 
         Raises:
-            OSError: the directory cannot be written.
+            StoreError: the directory cannot be written.
         """
-        digest = hashlib.sha256(data).hexdigest()
-        # The content is part of the name: two writers of one key never mix one's record with the other's file.
-        file = self.root / f"{key.name()}-{digest[:16]}.executable"
-        replace_file(file, data, mode=_FILE_MODE)
-        record = {
-            "version": _RECORD_VERSION,
-            "key": json.loads(key.canonical()),
-            "file": file.name,
-            "digest": f"sha256:{digest}",
-            **asdict(measured),
-        }
-        replace_file(self._record(key), json.dumps(record, sort_keys=True, indent=1).encode(), mode=_FILE_MODE)
-        return _program(key, file, f"sha256:{digest}", measured)
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        file = self.root / file_name(key.name(), digest)
+        record = render(key.fields(), file.name, digest, measured)
+        try:
+            replace_file(file, data, mode=_FILE_MODE)
+            replace_file(self._record(key), record, mode=_FILE_MODE)
+        except OSError as error:
+            raise StoreError.of(self.root, error) from error
+        return _program(key, file, digest, measured)
 
     def tend(self, used: Iterable[BuiltProgram]) -> None:
         """Note which entries are in use, then remove what crashes left and what nobody used for long; see `sweep`."""
@@ -156,37 +146,48 @@ class ExecutableStore:
     def _touch(self, record: Path) -> None:
         now = self._clock()
         with contextlib.suppress(OSError):  # there is none, or it may only be read
-            os.utime(record, (now, now))
+            os.utime(record, (now, now), follow_symlinks=False)
 
     def _record(self, key: Key) -> Path:
         return self.root / f"{key.name()}.json"
 
-    def _read(self, key: Key, record: Path) -> Entry:
-        with record.open("rb") as stream:
-            text = stream.read(_MAX_RECORD_BYTES + 1)
-        if len(text) > _MAX_RECORD_BYTES:
-            raise ValueError("record too long")
-        fields: Mapping[str, Any] = json.loads(text)
-        if fields["version"] != _RECORD_VERSION or fields["key"] != json.loads(key.canonical()):
-            raise ValueError("record of another key")
-        name, digest = fields["file"], fields["digest"]
-        if not isinstance(name, str) or name != f"{key.name()}-{digest.removeprefix('sha256:')[:16]}.executable":
-            raise ValueError("record of another file")
+    def _read(self, key: Key, root: int, name: str) -> Entry:
+        """The entry of a record in the open directory; MissingError without one, and other errors for a damaged one."""
+        text = read_file(root, name, shown=str(self.root), limit=MAX_RECORD_BYTES)
+        digest, measured = parse(text, key=key.fields(), stem=key.name())
+        file = self.root / file_name(key.name(), digest)
         try:
-            data = (self.root / name).read_bytes()
-        except FileNotFoundError as error:
-            raise ValueError("record without its file") from error
-        if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
-            (self.root / name).unlink(missing_ok=True)
-            raise ValueError("file with another digest")
-        measured = Measured(
-            scratch_bytes=int(fields["scratch_bytes"]),
-            io_bytes=int(fields["io_bytes"]),
-            code_bytes=int(fields["code_bytes"]),
-            run_seconds=float(fields["run_seconds"]),
-            context_bytes=int(fields["context_bytes"]),
-        )
-        return Entry(_program(key, self.root / name, digest, measured), measured.context_bytes)
+            found = _digest(root, file)
+        except BundleError as error:
+            _remove(file)
+            raise ValueError(str(error)) from error
+        if found != digest:
+            _remove(file)
+            raise ValueError(f"{file.name} has digest {found}, not {digest}")
+        return Entry(_program(key, file, digest, measured), measured.context_bytes)
+
+
+def read_executable(file: Path) -> bytes:
+    """All bytes of an executable's file, which may be anything by now: only a regular file is read.
+
+    Raises:
+        BundleError: it cannot be read, or is none.
+    """
+    with open_directory(str(file.parent)) as root:
+        return read_file(root, file.name, shown=str(file.parent), limit=_MAX_EXECUTABLE_BYTES)
+
+
+def _digest(root: int, file: Path) -> str:
+    descriptor = open_file(root, file.name, shown=str(file.parent))
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        if (size := os.fstat(descriptor).st_size) > _MAX_EXECUTABLE_BYTES:
+            raise BundleError("BundleInvalid", f"{file} has {size} bytes; at most {_MAX_EXECUTABLE_BYTES} are read")
+        return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # a directory, or it may only be read: then it is told when it is to be written
+        path.unlink()
 
 
 def _program(key: Key, file: Path, digest: str, measured: Measured) -> BuiltProgram:

@@ -11,7 +11,8 @@ import jax
 from ballast_worker.build.builder import Dimensions
 from ballast_worker.build.errors import ProgramTooLargeError
 from ballast_worker.build.measure import Zeros, compile_and_run
-from ballast_worker.build.store import ExecutableStore, Key, Measured, Runtime
+from ballast_worker.build.record import Measured
+from ballast_worker.build.store import ExecutableStore, Key, Runtime
 from ballast_worker.bundle import function
 from ballast_worker.bundle.dimensions import program_name
 from ballast_worker.bundle.errors import BundleError
@@ -39,6 +40,7 @@ def build(
 
     Raises:
         ProgramTooLargeError: a program may not be run with so little memory; the message names it.
+        StoreError: the store cannot be written.
         BundleError: the bundle breaks a rule, or is not the one with `digest`.
         Exception: whatever the compiler or a run raises.
     """

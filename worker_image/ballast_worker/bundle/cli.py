@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ballast_contract.command_line import Parser
 from ballast_worker.bundle.errors import BundleError
@@ -37,7 +34,7 @@ Calls FACTORY, which returns the keyword arguments of ballast_worker.bundle.writ
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 1 when a bundle is wrong, 2 when the command is."""
+    """Run the command line and return its exit code: 0, 1 when a bundle is wrong, 2 when the command or a factory is."""
     parser = command_line()
     given = list(sys.argv[1:] if arguments is None else arguments)
     commands = ("pack", "inspect", "verify")
@@ -49,9 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(options)
     except BundleError as error:
         print(f"{error.reason}: {error}", file=sys.stderr)
-        return 1
-    except FileExistsError as error:
-        print(f"error: {error}", file=sys.stderr)
         return 1
 
 
@@ -77,7 +71,11 @@ def command_line() -> Parser:
     pack.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="directory of the bundle, made by this command"
     )
-    pack.add_argument("--overwrite", action="store_true", help="replace a bundle at DIR")
+    pack.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a bundle or an empty directory at DIR; anything else is left alone",
+    )
     pack.add_argument(
         "--set",
         action="append",
@@ -90,7 +88,7 @@ def command_line() -> Parser:
 
     inspect = commands.add_parser(
         "inspect", help="show what a bundle holds", epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False,
-        description="Reads the manifest and the header of the weights; neither JAX nor the weights are loaded.",
+        description="Reads manifest, function and the header of the weights; neither JAX nor the weights are loaded.",
     )  # fmt: skip
     inspect.add_argument("directory", metavar="DIR", type=Path, help="directory of the bundle")
     inspect.add_argument("--json", action="store_true", help="print one JSON document, with every tensor")
@@ -114,51 +112,15 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _pack(options: argparse.Namespace) -> int:
-    from ballast_worker.bundle import writer  # noqa: PLC0415 - the other commands need no JAX, or load it later
+    from ballast_worker.bundle import pack_command  # noqa: PLC0415 - the other commands need no JAX, or load it later
 
-    factory = _factory(options.factory)
-    arguments = factory(**dict(options.set))
-    if not isinstance(arguments, dict):
-        raise BundleError(
-            "BundleInvalid", f"{options.factory} returned {type(arguments).__name__}, not a dict for pack_bundle"
-        )
-    known = set(writer.pack_bundle.__annotations__) - {"path", "return", "overwrite"}
-    for key in arguments:
-        if key not in known:
-            raise BundleError(
-                "BundleInvalid", f"{options.factory} returned the unknown key {key!r}: {did_you_mean(key, known)}"
-            )
-    if missing := sorted({"name", "function", "parameters", "inputs"} - set(arguments)):
-        raise BundleError("BundleInvalid", f"{options.factory} returned no {', '.join(missing)}")
-    print(table(writer.pack_bundle(options.out, overwrite=options.overwrite, **arguments)))
+    try:
+        bundle = pack_command.pack(options.factory, dict(options.set), options.out, overwrite=options.overwrite)
+    except pack_command.PackError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(table(bundle))
     return 0
-
-
-def _factory(spelled: str) -> Callable[..., Any]:
-    module_name, separator, name = spelled.rpartition(":")
-    if not separator or not module_name or not name:
-        raise BundleError("BundleInvalid", f"{spelled!r} is not MODULE:FACTORY, as in my_models.encoder:bundle")
-    if module_name.endswith(".py"):
-        path = Path(module_name)
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise BundleError("SourceNotFound", f"{path} does not exist")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        sys.path.insert(0, str(path.parent.resolve()))
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, "")
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            raise BundleError("SourceNotFound", f"module {module_name!r} cannot be imported: {error}") from error
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise BundleError("SourceNotFound", f"{module_name} has no function {name!r}: {did_you_mean(name, functions)}")
-    found: Callable[..., Any] = factory
-    return found
 
 
 def _inspect(options: argparse.Namespace) -> int:

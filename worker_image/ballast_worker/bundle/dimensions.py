@@ -39,6 +39,8 @@ _FUNCTIONS: Mapping[str, tuple[int, Callable[..., int]]] = {
     "non_negative": (1, lambda value: max(value, 0)),
 }
 
+_Compute = Callable[[Mapping[str, int]], int]
+
 
 def names_in(expression: str) -> frozenset[str]:
     """Names of the dimensions that an expression uses.
@@ -48,12 +50,7 @@ def names_in(expression: str) -> frozenset[str]:
             `floordiv`, `mod`, `max`, `min`, `non_negative`, or is longer than `MAX_EXPRESSION`.
     """
     found: set[str] = set()
-
-    def note(name: str) -> int:
-        found.add(name)
-        return 1
-
-    _walk(_parse(expression), note, expression)
+    _compile(_parse(expression), expression, found)
     return frozenset(found)
 
 
@@ -75,16 +72,14 @@ def value_of(expression: str, values: Mapping[str, int]) -> int:
     Raises:
         ValueError: As for `names_in`; or a dimension has no value, a division by zero, or more than 64 bits.
     """
-
-    def look_up(name: str) -> int:
-        if name not in values:
-            raise ValueError(
-                f"dimension {name!r} in {expression!r} has no value; known are {', '.join(values) or 'none'}"
-            )
-        return values[name]
-
+    used: set[str] = set()
+    compute = _compile(_parse(expression), expression, used)
+    if missing := sorted(used - values.keys()):
+        raise ValueError(
+            f"dimension {missing[0]!r} in {expression!r} has no value; known are {', '.join(values) or 'none'}"
+        )
     try:
-        return _walk(_parse(expression), look_up, expression)
+        return compute(values)
     except ZeroDivisionError as error:
         raise ValueError(f"{expression!r} divides by zero for {dict(values)}") from error
 
@@ -119,23 +114,31 @@ def _parse(expression: str) -> ast.expr:
         raise ValueError(f"{expression!r} is not a dimension or an expression over dimensions") from error
 
 
-def _walk(node: ast.expr, look_up: Callable[[str], int], expression: str) -> int:
+def _compile(node: ast.expr, expression: str, names: set[str]) -> _Compute:
+    """What computes a part of an expression; adds the names of the dimensions that it uses. Computes nothing itself: a
+    division by zero is one for some sizes only.
+    """
     match node:
         case ast.Constant(value=int() as value) if not isinstance(value, bool):
-            return value
+            return lambda _: value
         case ast.Name(id=name) if NAME.match(name) and name not in RESERVED:
-            return look_up(name)
+            names.add(name)
+            return lambda values: values[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_walk(operand, look_up, expression)
+            positive = _compile(operand, expression, names)
+            return lambda values: -positive(values)
         case ast.BinOp(left=left, op=ast.BitXor(), right=ast.Constant(value=int() as power)) if 0 <= power <= 8:
-            return _bounded(int(_walk(left, look_up, expression) ** power), expression)  # JAX prints powers as n^2
+            base = _compile(left, expression, names)
+            return lambda values: _bounded(int(base(values) ** power), expression)  # JAX prints powers as n^2
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            operands = _walk(left, look_up, expression), _walk(right, look_up, expression)
-            return _bounded(_BINARY[type(op)](*operands), expression)
+            compute = _BINARY[type(op)]
+            first, second = _compile(left, expression, names), _compile(right, expression, names)
+            return lambda values: _bounded(compute(first(values), second(values)), expression)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             arity, function = _FUNCTIONS[name]
-            if len(args) == arity:
-                return function(*(_walk(arg, look_up, expression) for arg in args))
+            operands = [_compile(arg, expression, names) for arg in args]
+            if len(operands) == arity:
+                return lambda values: function(*(operand(values) for operand in operands))
     raise ValueError(
         f"{expression!r} is not an expression over dimensions: integers, names, + - * // ^, parentheses and "
         f"{', '.join(sorted(RESERVED))} are"

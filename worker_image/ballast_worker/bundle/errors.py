@@ -23,9 +23,14 @@ class BundleError(Exception):
     reason: Reason
 
     def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
+        # Names of files need not be UTF-8; what is told over the wire has to be.
+        super().__init__(message.encode(errors="backslashreplace").decode())
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[BundleError], tuple[Reason, str]]:
         # Crosses process boundaries (builder to worker) with its reason.
         return type(self), (self.reason, str(self))
+
+
+class MissingError(BundleError):
+    """`SourceNotFound` where nothing is there, and not merely nothing that could be read."""

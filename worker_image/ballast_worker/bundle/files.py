@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ballast_worker.bundle.errors import BundleError
+from ballast_worker.bundle.errors import BundleError, MissingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ def open_directory(path: str) -> Iterator[int]:
     """The file descriptor of a bundle's directory.
 
     Raises:
-        BundleError: `SourceNotFound` when it does not exist or cannot be read, `BundleInvalid` when it is no directory.
+        BundleError: `SourceNotFound` when it cannot be read (a `MissingError` when it does not exist), `BundleInvalid`
+            when it is no directory.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -59,8 +60,8 @@ def open_file(directory: int, name: str, *, shown: str) -> int:
     """Open the regular file `name` in the open `directory` for reading; the caller closes it.
 
     Raises:
-        BundleError: `SourceNotFound` when it is missing or may not be read; `BundleInvalid` when the name is not a plain
-            name, or names a link or anything but a regular file.
+        BundleError: `SourceNotFound` when it may not be read (a `MissingError` when it is missing); `BundleInvalid` when the
+            name is not a plain name, or names a link or anything but a regular file.
     """
     if not name or name in {".", ".."} or "/" in name or "\0" in name:
         raise BundleError("BundleInvalid", f"{shown}: {name!r} is not the plain name of a file inside the bundle")
@@ -88,9 +89,12 @@ def read_file(directory: int, name: str, *, shown: str, limit: int) -> bytes:
             raise BundleError("BundleInvalid", f"{shown}: {name} has {size} bytes; at most {limit} are read")
         pieces = []
         left = limit + 1
-        while left and (piece := file.read(left)):
-            pieces.append(piece)
-            left -= len(piece)
+        try:
+            while left and (piece := file.read(left)):
+                pieces.append(piece)
+                left -= len(piece)
+        except OSError as error:
+            raise BundleError("SourceNotFound", f"{shown}: {name} cannot be read: {error.strerror}") from error
         if not left:
             raise BundleError("SourceChanged", f"{shown}: {name} grew beyond {limit} bytes while it was read")
         return b"".join(pieces)
@@ -100,7 +104,7 @@ def _refused(error: OSError, what: str, rule: str) -> BundleError:
     if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EMLINK):
         return BundleError("BundleInvalid", f"{what}: {rule}")
     if isinstance(error, FileNotFoundError):
-        return BundleError("SourceNotFound", f"{what} does not exist")
+        return MissingError("SourceNotFound", f"{what} does not exist")
     if isinstance(error, PermissionError):
         return BundleError("SourceNotFound", f"{what} may not be read by user {os.getuid()}: {error.strerror}")
     return BundleError("SourceNotFound", f"{what} cannot be opened: {error.strerror}")

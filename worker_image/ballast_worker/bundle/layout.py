@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ _ML_DTYPES = (
 DTYPES: frozenset[str] = frozenset(_NUMPY_DTYPES + _ML_DTYPES)
 """Every dtype a tensor may have. Types below one byte (int4, float4_e2m1fn, ...) are not among them: a view of the arena
 cannot start inside a byte."""
+
+SUB_BYTE_DTYPES = re.compile(r"u?int[124]|float[46]_.*")
+"""Names of types below one byte, all of each name."""
 
 
 @functools.cache

@@ -6,9 +6,10 @@ The manifest holds the digests of the other two files, so the digest of its own 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from ballast_worker.bundle.dimensions import MAX_SIZE, NAME, evaluate, names_in
 from ballast_worker.bundle.errors import BundleError
@@ -53,6 +54,14 @@ DEFAULT_MAX_BATCH = 32
 """Largest batch of the default programs, where the batch is the only dimension."""
 
 
+def _name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?", name):
+        raise ValueError(
+            "a bundle's name is at most 253 letters, digits, '.', '_', '/' and '-', the first and the last a letter or digit"
+        )
+    return name
+
+
 class Manifest(Part):
     """Everything a bundle says about itself. Immutable and checked: what passes here is consistent in itself.
 
@@ -73,7 +82,7 @@ class Manifest(Part):
     """
 
     format: Literal["ballast.dev/bundle/v1"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?$")]
+    name: Annotated[str, AfterValidator(_name)]
     description: Annotated[str, Field(max_length=4096)] = ""
     function: FunctionPart
     weights: WeightsPart

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
@@ -11,11 +10,9 @@ import numpy as np
 
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.faults import short
-from ballast_worker.bundle.layout import DTYPES, TensorSpec, numpy_dtype
+from ballast_worker.bundle.layout import DTYPES, SUB_BYTE_DTYPES, TensorSpec, numpy_dtype
 from ballast_worker.bundle.limits import MAX_TENSORS, tensor_name
 from ballast_worker.bundle.safetensors import CODE_OF_DTYPE
-
-_SUB_BYTE = re.compile(r"u?int[124]|float[46]_.*")
 
 
 def named_leaves(parameters: Any) -> tuple[list[tuple[TensorSpec, Any]], Any]:
@@ -50,7 +47,7 @@ def check_dtype(what: str, dtype: str) -> str:
     Raises:
         BundleError: `BundleInvalid`, saying what to use instead.
     """
-    if _SUB_BYTE.fullmatch(dtype):
+    if SUB_BYTE_DTYPES.fullmatch(dtype):
         raise BundleError(
             "BundleInvalid",
             f"{what} has dtype {dtype}: elements smaller than a byte are refused; store them as int8 (or packed in uint8) and "

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from ballast_worker.bundle.digests import FILE_PREFIX, WEIGHTS_PREFIX
-from ballast_worker.bundle.dimensions import MAX_SIZE, NAME, RESERVED, concrete_shape
+from ballast_worker.bundle.dimensions import MAX_EXPRESSION, MAX_SIZE, NAME, RESERVED, concrete_shape
 from ballast_worker.bundle.faults import did_you_mean
-from ballast_worker.bundle.layout import DTYPES, TensorSpec
+from ballast_worker.bundle.layout import DTYPES, SUB_BYTE_DTYPES, TensorSpec
 from ballast_worker.bundle.limits import MAX_BYTES, MAX_RANK, MAX_TENSORS, tensor_name
 
 FUNCTION_FILE = "function.stablehlo"
@@ -21,6 +21,8 @@ WEIGHTS_FILE = "weights.safetensors"
 
 
 def _dtype(name: str) -> str:
+    if SUB_BYTE_DTYPES.fullmatch(name):
+        raise ValueError("elements smaller than a byte are refused; store them as int8, or packed in uint8")
     if name not in DTYPES:
         raise ValueError(f"no such dtype: {did_you_mean(name, DTYPES)}")
     return name
@@ -32,6 +34,14 @@ def _file(name: str) -> str:
             "a file is named by a plain name inside the bundle: letters, digits, '.', '_' and '-', no directories"
         )
     return name
+
+
+def _file_digest(digest: str) -> str:
+    if not re.fullmatch(rf"{FILE_PREFIX}[0-9a-f]{{64}}", digest):
+        raise ValueError(
+            f"a file's digest is {FILE_PREFIX} and 64 hexadecimal digits in lower case, as sha256sum prints them"
+        )
+    return digest
 
 
 def _weights_digest(digest: str) -> str:
@@ -50,17 +60,31 @@ def _dimension(name: str) -> str:
     return name
 
 
-FileDigest = Annotated[str, Field(pattern=rf"^{FILE_PREFIX}[0-9a-f]{{64}}$")]
+def _axis(axis: Any) -> int | str:
+    if isinstance(axis, str) and 1 <= len(axis) <= MAX_EXPRESSION:
+        return axis
+    if isinstance(axis, int) and not isinstance(axis, bool) and 0 <= axis <= MAX_SIZE:
+        return axis
+    raise ValueError(
+        f"an axis is a size between 0 and {MAX_SIZE}, the name of a dimension, or an expression of at most {MAX_EXPRESSION} "
+        "characters"
+    )
+
+
+def _line(name: str) -> str:
+    if not re.fullmatch(r"[a-z][A-Za-z0-9-]{0,62}", name):
+        raise ValueError("a line's name is a lower-case letter, then at most 62 letters, digits and '-'")
+    return name
+
+
+FileDigest = Annotated[str, AfterValidator(_file_digest)]
 WeightsDigest = Annotated[str, AfterValidator(_weights_digest)]
 DimensionName = Annotated[str, AfterValidator(_dimension)]
 TensorName = Annotated[str, AfterValidator(tensor_name)]
 Dtype = Annotated[str, AfterValidator(_dtype)]
 FileName = Annotated[str, AfterValidator(_file)]
 ByteCount = Annotated[int, Field(ge=0, le=MAX_BYTES, strict=True)]
-Axis = (
-    Annotated[int, Field(ge=0, le=MAX_SIZE, strict=True)]
-    | Annotated[str, Field(min_length=1, max_length=256, strict=True)]
-)
+Axis = Annotated[int | str, PlainValidator(_axis)]
 
 
 class Part(BaseModel):
@@ -146,7 +170,7 @@ class Line(Part):
         minimum: The least that the bundle can work with: bytes, or units where `unit` is given.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-z][A-Za-z0-9-]{0,62}$")]
+    name: Annotated[str, AfterValidator(_line)]
     bytes: ByteCount | None = None
     unit: ByteCount | None = None
     count: Annotated[int, Field(ge=0, le=MAX_BYTES, strict=True)] | None = None

@@ -56,35 +56,38 @@ def directory_beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def move_into_place(directory: Path, target: Path, *, overwrite: bool) -> None:
-    """Give `directory` the name `target`; what had that name is removed afterwards.
+def move_into_place(directory: Path, target: Path, *, replace: bool) -> Path | None:
+    """Give `directory` the name `target`.
 
     Readers find the old directory or the new one whole, and never none, where the file system can exchange two names
     (every local one of Linux can); elsewhere there is none for a moment.
 
+    Args:
+        directory: Beside `target`.
+        target: Is there if `replace` is true, else not.
+        replace: Give what has that name another one.
+
+    Returns:
+        Where that is now; None without `replace`. Whoever asked for it removes it.
+
     Raises:
-        OSError: Something is at `target` and `overwrite` is false, or the file system failed; `target` is then as before.
+        OSError: Something else is at `target`, or the file system failed; `target` is then as before.
     """
     _sync(directory)
-    if not overwrite or not os.path.lexists(target):
-        directory.rename(target)
-        old = None
-    elif _exchange(directory, target):
-        old = directory
+    old = directory.with_suffix(".replaced") if replace else None
+    if old is not None and _exchange(directory, target):
+        directory.rename(old)
     else:
-        old = directory.with_suffix(".replaced")
-        target.rename(old)
+        if old is not None:
+            target.rename(old)
         try:
             directory.rename(target)
         except OSError:
-            old.rename(target)
+            if old is not None:
+                old.rename(target)
             raise
     _sync(target.parent)
-    if old is not None:
-        if old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old)
-        else:
-            old.unlink()
+    return old
 
 
 def _exchange(first: Path, second: Path) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening a bundle: its manifest and headers are read and checked against each other, its weights are not touched."""
+"""Opening a bundle: manifest, function and headers are read and checked against each other, weights are not touched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ballast_worker.bundle.digests import bytes_digest
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.files import FileIdentity, open_directory, open_file, read_file
 from ballast_worker.bundle.layout import Layout, pack
-from ballast_worker.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, read_manifest
+from ballast_worker.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, FunctionPart, Manifest, read_manifest
 from ballast_worker.bundle.safetensors import Entry, SafetensorsHeader
 from ballast_worker.bundle.uri import resolve_uri
 from ballast_worker.bundle.weights import WeightsFile
@@ -51,20 +51,8 @@ class Bundle:
             BundleError: `SourceNotFound` when the file is gone, `BundleInvalid` when its size or digest is not the
                 manifest's.
         """
-        function = self.manifest.function
         with open_directory(str(self.path)) as directory:
-            data = read_file(directory, function.file, shown=str(self.path), limit=MAX_FUNCTION_BYTES)
-        if len(data) != function.bytes:
-            raise BundleError(
-                "BundleInvalid",
-                f"{self.path}: {function.file} has {len(data)} bytes, the manifest says {function.bytes}; pack the bundle again",
-            )
-        if (digest := bytes_digest(data)) != function.digest:
-            raise BundleError(
-                "BundleInvalid",
-                f"{self.path}: {function.file} has digest {digest}, the manifest says {function.digest}; pack the bundle again",
-            )
-        return data
+            return _read_function(directory, self.manifest.function, shown=str(self.path))
 
     def open_weights(self) -> WeightsFile:
         """Open the weights for reading, as a context manager that closes the file.
@@ -102,7 +90,7 @@ class Bundle:
 
 
 def open_bundle(path: str | os.PathLike[str], *, check_function: bool = False) -> Bundle:
-    """Read and check the manifest and the header of the weights of the bundle at `path`.
+    """Read and check the manifest, the digest of the function and the header of the weights of the bundle at `path`.
 
     Costs milliseconds whatever the weights' size, and never imports JAX unless `check_function` is asked for.
 
@@ -119,7 +107,7 @@ def open_bundle(path: str | os.PathLike[str], *, check_function: bool = False) -
     with open_directory(str(path)) as directory:
         data = read_file(directory, MANIFEST_FILE, shown=str(path), limit=MAX_MANIFEST_BYTES)
         manifest = read_manifest(data, file=f"{path}: {MANIFEST_FILE}")
-        os.close(open_file(directory, manifest.function.file, shown=str(path)))
+        _read_function(directory, manifest.function, shown=str(path))
         fd = open_file(directory, manifest.weights.file, shown=str(path))
     try:
         identity = FileIdentity.of(fd)
@@ -139,6 +127,21 @@ def open_bundle(path: str | os.PathLike[str], *, check_function: bool = False) -
 
         function.check_function(bundle)
     return bundle
+
+
+def _read_function(directory: int, function: FunctionPart, *, shown: str) -> bytes:
+    data = read_file(directory, function.file, shown=shown, limit=MAX_FUNCTION_BYTES)
+    if len(data) != function.bytes:
+        raise BundleError(
+            "BundleInvalid",
+            f"{shown}: {function.file} has {len(data)} bytes, the manifest says {function.bytes}; pack the bundle again",
+        )
+    if (digest := bytes_digest(data)) != function.digest:
+        raise BundleError(
+            "BundleInvalid",
+            f"{shown}: {function.file} has digest {digest}, the manifest says {function.digest}; pack the bundle again",
+        )
+    return data
 
 
 def _in_argument_order(header: SafetensorsHeader, manifest: Manifest, shown: str) -> tuple[Entry, ...]:

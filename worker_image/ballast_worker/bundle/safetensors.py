@@ -67,8 +67,15 @@ def read_header(fd: int, *, file: str) -> SafetensorsHeader:
     Raises:
         BundleError: `BundleInvalid`: too short, a header beyond `MAX_HEADER_BYTES`, not JSON, a duplicate key, an
             unknown or sub-byte dtype, ranges that overlap, leave holes or do not match their shapes, or a file that is
-            longer or shorter than its tensors.
+            longer or shorter than its tensors. `SourceNotFound` when it cannot be read.
     """
+    try:
+        return _read_header(fd, file)
+    except OSError as error:
+        raise BundleError("SourceNotFound", f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _read_header(fd: int, file: str) -> SafetensorsHeader:
     size = os.fstat(fd).st_size
     prefix = os.pread(fd, 8, 0)
     if len(prefix) < 8:

@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 from blake3 import blake3
 
+from ballast_worker.bundle.arguments import check_arguments, check_inputs
 from ballast_worker.bundle.digests import bytes_digest, weights_digest
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.exporting import export_flat
@@ -29,9 +30,10 @@ from ballast_worker.bundle.manifest import (
     read_manifest,
 )
 from ballast_worker.bundle.module import check_module
-from ballast_worker.bundle.parameters import check_dtype, host_array, named_leaves
+from ballast_worker.bundle.parameters import host_array, named_leaves
 from ballast_worker.bundle.placing import directory_beside, move_into_place, write_file
 from ballast_worker.bundle.reader import MAX_FUNCTION_BYTES, Bundle, open_bundle
+from ballast_worker.bundle.replacing import files_to_replace, remove_bundle
 from ballast_worker.bundle.safetensors import build_header
 
 
@@ -72,22 +74,27 @@ def pack_bundle(
             `output_0`, `output_1`, ...
         description: For people.
         lines: Lines of a generative bundle in the device memory plan.
-        overwrite: Replace a bundle at `path`.
+        overwrite: Replace a bundle or an empty directory at `path`.
 
     Raises:
-        FileExistsError: Something is at `path` and `overwrite` is false.
+        FileExistsError: Something is at `path` and `overwrite` is false, or it is no bundle. It is left alone.
+        OSError: `path` cannot be written.
         BundleError: `BundleInvalid`: dtypes that cannot be served, weights that the function ignores, constants over
             the limit, arguments that contradict each other.
         Exception: Whatever tracing `function` raises.
     """
     target = Path(path)
-    if not overwrite and os.path.lexists(target):
-        raise FileExistsError(f"{target} exists; pass overwrite=True (ballast-bundle pack --overwrite) to replace it")
+    files_to_replace(target, overwrite=overwrite)
+    check_arguments(
+        function=function,
+        max_batch=max_batch,
+        texts={"name": name, "batch_dimension": batch_dimension, "description": description},
+        lists={"constraints": constraints, "platforms": platforms, "output_names": output_names},
+        dicts={"programs": programs, "lines": lines},
+    )
+    ports = check_inputs(inputs)
     leaves, structure = named_leaves(parameters)
     specs = [spec for spec, _ in leaves]
-    ports = [
-        (port, check_dtype(f"input {port!r}", np.dtype(dtype).name), tuple(shape)) for port, dtype, shape in inputs
-    ]
     dimensions = list(dict.fromkeys(axis for _, _, shape in ports for axis in shape if isinstance(axis, str)))
     exported, results = export_flat(name, function, specs, structure, ports, dimensions, constraints, platforms)
     artefact = bytes(exported.serialize())
@@ -133,7 +140,10 @@ def pack_bundle(
         check_exported(exported, read_manifest(text), specs, where=FUNCTION_FILE)
         write_file(directory / MANIFEST_FILE, [text])
         open_bundle(directory)
-        move_into_place(directory, target, overwrite=overwrite)
+        files = files_to_replace(target, overwrite=overwrite)
+        old = move_into_place(directory, target, replace=files is not None)
+        if old is not None:
+            remove_bundle(old, files or frozenset())
     return open_bundle(target)
 
 
@@ -143,7 +153,7 @@ def _programs(
     if given is not None:
         if max_batch is not None:
             raise BundleError("BundleInvalid", "either programs or max_batch says what is compiled, not both")
-        unordered = [dict(program) for program in given]
+        unordered = [{key: int(value) for key, value in program.items()} for program in given]
         return [{key: program[key] for key in (*dimensions, *program) if key in program} for program in unordered]
     if dimensions and list(dimensions) != [batch]:
         raise BundleError(
@@ -152,7 +162,9 @@ def _programs(
             "batch_dimension is the only dimension",
         )
     try:
-        return default_programs(batch if dimensions else None, **({} if max_batch is None else {"largest": max_batch}))
+        return default_programs(
+            batch if dimensions else None, **({} if max_batch is None else {"largest": int(max_batch)})
+        )
     except ValueError as error:
         raise BundleError("BundleInvalid", str(error)) from error
 

@@ -8,6 +8,7 @@ back to the loop. `advance` looks at where a model is and takes the next step, s
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +32,8 @@ from ballast_worker.serving.call import Engine, ServableModel
 _log = logging.getLogger(__name__)
 
 _INSPECTORS: Final = 8
+_BUILDERS_END_SECONDS: Final = 2.0
+"""For builders' threads to see that their processes were killed."""
 
 
 class Limits(Protocol):
@@ -238,10 +241,12 @@ class Lineup:
             self._engine.add(servable(spec, view.built), lambda refusal: self._post(partial(offered, refusal)))
 
     def close(self) -> None:
-        """End the threads; the workshop has been closed, so that no build is waited for."""
-        # A file system that hangs must not keep the process from ending.
+        """End the threads; the workshop has been closed, so that no build is waited for. Bounded in time."""
+        # A file system that hangs, of bundles or of executables, must not keep the process from ending.
         self._inspectors.shutdown(wait=False, cancel_futures=True)
-        self._builders.shutdown(cancel_futures=True)
+        ending = threading.Thread(target=self._builders.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+        ending.start()
+        ending.join(_BUILDERS_END_SECONDS)
 
     def _build(self, spec: AssignedModel, bundle: Bundle) -> None:
         """On a builder's thread."""

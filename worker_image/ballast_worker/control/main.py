@@ -125,7 +125,7 @@ def command_line() -> Parser:
     )
     regions.add_argument("--json", action="store_true", help="as JSON")
     regions.add_argument(
-        "--remove", type=Path, metavar="DIR", help="remove the host pool in DIR, unless a process uses it"
+        "--remove", type=_directory, metavar="DIR", help="remove the host pool in DIR, unless a process uses it"
     )
     for command in commands.choices.values():
         # Behind a command too; what is not given there must not hide what was given before it.
@@ -139,6 +139,12 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1")
     return int(text)
+
+
+def _directory(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty text names no directory")
+    return Path(text)
 
 
 def run() -> NoReturn:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ballast_contract.config import WorkerConfig
 from ballast_contract.reasons import Reason
+from ballast_worker.build.errors import StoreError
 from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
 from ballast_worker.bundle.errors import BundleError
@@ -56,15 +57,17 @@ def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) 
         say: told how far it is.
 
     Raises:
-        PreviewError: the device, the folder or the configuration allows no plan.
+        PreviewError: the device, the folder or the configuration allows no plan, or the executable store cannot be made.
     """
     if machine.fault is not None:
         raise PreviewError(machine.fault.message)
     basis = Basis(config, machine.budget, machine.context, machine.overhead(0))
     limits = DeviceLimits(basis)
-    workshop = Workshop(
-        config, LocalBuilder(ExecutableStore(config.executable_store), parallelism=config.build.parallelism)
-    )
+    try:
+        store = ExecutableStore(config.executable_store)
+    except StoreError as error:
+        raise PreviewError(str(error)) from error
+    workshop = Workshop(config, LocalBuilder(store, parallelism=config.build.parallelism))
     built: dict[str, Built] = {}
     refused: dict[str, Failure] = {}
     assignment = _assignment(config)

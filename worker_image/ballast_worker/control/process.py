@@ -17,12 +17,12 @@ from ballast_worker.control import introspection, metrics
 from ballast_worker.control.certificates import Certificates
 from ballast_worker.control.draining import LINGER_SECONDS
 from ballast_worker.control.http import PageServer
+from ballast_worker.control.lookout import SCAN_SECONDS
 from ballast_worker.control.machine import Machine
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.refusals import Refusals
 from ballast_worker.control.server import ControlServer
 from ballast_worker.control.service import ControlService
-from ballast_worker.control.standalone import SCAN_SECONDS
 from ballast_worker.control.worker import Worker
 from ballast_worker.host import limits
 

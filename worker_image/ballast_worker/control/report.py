@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -21,6 +22,8 @@ from ballast_worker.host.store import HostStatistics
 from ballast_worker.residency.demand import Decision
 from ballast_worker.residency.protocol import CompactionResult, ModelSnapshot, ResidencySnapshot, Tier
 from ballast_worker.serving.call import ModelLoad
+
+_log = logging.getLogger(__name__)
 
 VERSION: Final = ballast_contract.__version__
 
@@ -90,8 +93,6 @@ _STAGES: Final = {
 
 def worker_state(view: WorkerView) -> pb.WorkerState:
     """The full state of a worker."""
-    residents = {model.name: model for model in view.residency.models} if view.residency else {}
-    loads = view.loads or {}
     return pb.WorkerState(
         name=view.name,
         version=VERSION,
@@ -105,11 +106,20 @@ def worker_state(view: WorkerView) -> pb.WorkerState:
         assignment_generation=view.generation or 0,
         device=_device(view),
         host=_host(view.host),
-        models=[
-            model_state(model, residents.get(name), loads.get(name)) for name, model in sorted(view.models.items())
-        ],
+        models=_models(view),
         plan=plan_of(view),
     )
+
+
+def _models(view: WorkerView) -> Iterator[pb.ModelState]:
+    """What is known of each model; one that cannot be told does not silence the others."""
+    residents = {model.name: model for model in view.residency.models} if view.residency else {}
+    loads = view.loads or {}
+    for name, model in sorted(view.models.items()):
+        try:
+            yield model_state(model, residents.get(name), loads.get(name))
+        except ValueError as error:
+            _log.error("the state of model %r cannot be told and is left out: %s", name, error)
 
 
 def model_state(view: ModelView, resident: ModelSnapshot | None, load: ModelLoad | None) -> pb.ModelState:

@@ -5,44 +5,45 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ballast_contract.config import WorkerConfig
 from ballast_worker.bundle.digests import bytes_digest
+from ballast_worker.bundle.errors import BundleError, MissingError
+from ballast_worker.bundle.files import FileIdentity, open_directory, open_file, read_file
 from ballast_worker.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from ballast_worker.control.assignment import AssignedModel, AssignmentError, check_names
 
 _log = logging.getLogger(__name__)
 
-
-SCAN_SECONDS: Final = 2.0
-"""Between two looks at the folder."""
+_OF_THE_FILE_SYSTEM: Final = "lost+found"
+"""At the top of a volume; only root may look into it, so nobody else can tell that it holds no manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A manifest as it was when it was read."""
+    """A manifest as it was when it was read; without identity and digest where it could not be."""
 
-    identity: tuple[int, int, int, int]
-    digest: str
+    identity: FileIdentity | None = None
+    digest: str = ""
 
 
 class Folder:
     """Finds the models of a worker that stands alone, again and again.
 
     A bundle's directory name is its model's name, and the digest of its manifest is part of its spec: a bundle that is
-    replaced is a changed spec, one that is renamed is found in the executable store.
+    replaced is a changed spec, one that is renamed is found in the executable store. A directory is left out only when it has
+    no manifest for certain; whoever opens the bundle says what is wrong with one that cannot be read.
+
+    Blocks for as long as the file system does. One thread at a time uses it.
 
     Args:
         config: of the worker.
-        scan_seconds: between two looks.
     """
 
-    def __init__(self, config: WorkerConfig, *, scan_seconds: float = SCAN_SECONDS) -> None:
-        self._scan_seconds = scan_seconds
+    def __init__(self, config: WorkerConfig) -> None:
         self._directory = config.model_directory
         self._listed = tuple(
             AssignedModel(
@@ -57,7 +58,7 @@ class Folder:
         )
         self._manifests: dict[Path, _Seen] = {}
         self._previous: tuple[AssignedModel, ...] | None = None
-        self._next = 0.0
+        self._unnameable: frozenset[str] = frozenset()
 
     def scan(self) -> tuple[AssignedModel, ...]:
         """The models now.
@@ -68,20 +69,6 @@ class Folder:
         models = (*self._listed, *self._bundles())
         check_names(models)
         return models
-
-    def poll(self, now: float, known: Mapping[str, AssignedModel]) -> tuple[AssignedModel, ...] | None:
-        """The models when they are others than those known and have settled; looks now and then. A folder that
-        cannot be read changes nothing.
-        """
-        if now < self._next:
-            return None
-        self._next = now + self._scan_seconds
-        try:
-            models = self.settled()
-        except AssignmentError as error:
-            _log.error("%s; the models stay as they are", error)
-            return None
-        return None if models is None or {model.name: model for model in models} == known else models
 
     def settled(self) -> tuple[AssignedModel, ...] | None:
         """The models now, once two scans in a row saw the same; None while something is still being copied.
@@ -98,32 +85,64 @@ class Folder:
         if self._directory is None:
             return []
         root = self._directory.expanduser().absolute()
+        if not _utf_8(str(root)):
+            raise AssignmentError(f"modelDirectory {str(root)!r} is not UTF-8: rename it")
         try:
-            names = sorted(
-                entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")
-            )
+            with os.scandir(root) as entries:
+                names = sorted(entry.name for entry in entries if _candidate(entry))
         except OSError as error:
             raise AssignmentError(f"modelDirectory '{root}' cannot be read: {error.strerror}") from error
         found, manifests = [], {}
-        for name in names:
-            path = root / name / MANIFEST_FILE
-            seen = self._read(path)
+        for name in self._nameable(names):
+            path = root / name
+            seen = self._look(path)
             if seen is not None:
                 manifests[path] = seen
-                found.append(AssignedModel(name=name, uri=f"file://{root / name}", digest=seen.digest))
+                found.append(AssignedModel(name=name, uri=f"file://{path}", digest=seen.digest))
         self._manifests = manifests
         return found
 
-    def _read(self, path: Path) -> _Seen | None:
-        """The manifest at a path, read only when it is another file than before; None when there is none."""
+    def _nameable(self, names: list[str]) -> list[str]:
+        """The names that a model may have; the others are told of once."""
+        unnameable = frozenset(name for name in names if not _utf_8(name))
+        for name in sorted(unnameable - self._unnameable):
+            _log.warning("the folder %r in modelDirectory is not served: its name is not UTF-8; rename it", name)
+        self._unnameable = unnameable
+        return [name for name in names if name not in unnameable]
+
+    def _look(self, directory: Path) -> _Seen | None:
+        """The manifest of a directory, read only when it is another file than before; None when there is none."""
+        before, shown = self._manifests.get(directory), str(directory)
         try:
-            status = path.stat()
-            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            before = self._manifests.get(path)
-            if before is not None and before.identity == identity:
-                return before
-            # A manifest that is too long is refused by whoever opens the bundle, in words.
-            digest = bytes_digest(path.read_bytes()) if status.st_size <= MAX_MANIFEST_BYTES else ""
-            return _Seen(identity, digest)
-        except OSError:
+            with open_directory(shown) as opened:
+                descriptor = open_file(opened, MANIFEST_FILE, shown=shown)
+                try:
+                    identity = FileIdentity.of(descriptor)
+                finally:
+                    os.close(descriptor)
+                if before is not None and before.identity == identity:
+                    return before
+                # What is written in between has another identity the next time.
+                return _Seen(
+                    identity, bytes_digest(read_file(opened, MANIFEST_FILE, shown=shown, limit=MAX_MANIFEST_BYTES))
+                )
+        except MissingError:
             return None
+        except BundleError as error:
+            # What cannot be read now may be what serves: only what can be read and is wrong is another bundle.
+            return _Seen() if before is None or error.reason == "BundleInvalid" else before
+
+
+def _candidate(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry of the folder may be a bundle: hidden ones are not, nor is anything but a directory."""
+    if entry.name.startswith(".") or entry.name == _OF_THE_FILE_SYSTEM:
+        return False
+    try:
+        return entry.is_dir()
+    except OSError:  # it cannot be told
+        return True
+
+
+def _utf_8(name: str) -> bool:
+    """Whether a name of the file system is text that can be sent and shown."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)

@@ -30,6 +30,7 @@ from ballast_worker.control.draining import END_SECONDS, LINGER_SECONDS, Drainin
 from ballast_worker.control.feed import Feed
 from ballast_worker.control.journal import CulpritJournal
 from ballast_worker.control.lineup import Lineup
+from ballast_worker.control.lookout import SCAN_SECONDS, Lookout
 from ballast_worker.control.machine import Machine, pool_directory
 from ballast_worker.control.models import Failure, ModelView
 from ballast_worker.control.parts import Parts
@@ -37,11 +38,14 @@ from ballast_worker.control.planner import Accepted, Planner
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.control.report import Condition, Phase, WorkerView, worker_state
-from ballast_worker.control.standalone import SCAN_SECONDS, Folder
+from ballast_worker.control.standalone import Folder
 from ballast_worker.control.watchdog import Watchdog
 from ballast_worker.device.plan import Plan
 
 _log = logging.getLogger(__name__)
+
+EXIT_FAILED: Final = 1
+"""Exit code of a worker that could not begin."""
 
 EXIT_REFUSED: Final = 3
 """Exit code of a worker without an operator whose plan does not fit."""
@@ -106,7 +110,7 @@ class Worker:
             release=self._release,
         )
         self.feed = Feed(lambda: worker_state(self.view()), lambda: self.desk.epoch)
-        self._folder = None if config.managed else Folder(config, scan_seconds=scan_seconds)
+        self._lookout = None if config.managed else Lookout(Folder(config), scan_seconds=scan_seconds)
         self._reserver = ThreadPoolExecutor(1, thread_name_prefix="reserve")
         self._reservation: Future[Parts] | None = None
         self._assigned = False
@@ -181,14 +185,26 @@ class Worker:
         return self._ended
 
     def _begin(self) -> None:
+        """Begin with what an operator has assigned last, or with the models of the folder once it has answered."""
+        if self._lookout is None:
+            self._begin_with(self.desk.assignment.models)
+            return
+        self._set_condition(Phase.STARTING, message="looking for models")
+        self._lookout.first().add_done_callback(lambda found: self._inbox.put(partial(self._found, found)))
+
+    def _found(self, found: Future[tuple[AssignedModel, ...]]) -> None:
+        try:
+            self._begin_with(found.result())
+        except AssignmentError as error:
+            self._refuse(Failure(Reason.INVALID_SPEC, str(error)))
+        except Exception:
+            self._close(EXIT_FAILED)  # nothing serves yet, and without a beginning nothing ever will
+            raise
+
+    def _begin_with(self, models: Sequence[AssignedModel]) -> None:
         """What ran when processes died is not run again. Then wait for the device memory of a process that has just
         ended, if there is one, and meet.
         """
-        try:
-            models = self._folder.scan() if self._folder is not None else self.desk.assignment.models
-        except AssignmentError as error:
-            self._refuse(Failure(Reason.INVALID_SPEC, str(error)))
-            return
         # Before anything is waited for: a process that ends meanwhile has told, and no later spec is blamed.
         for name, suspect in self._quarantine.blame(self._journal.culprits, models).items():
             what = "for the second time: it is quarantined" if suspect.quarantined else "which may be its fault"
@@ -216,7 +232,7 @@ class Worker:
         self._planner.look()
         self._set_condition(Phase.STARTING, message=self._unassigned)
         assignment = self.desk.assignment
-        if self._folder is not None:
+        if self._lookout is not None:
             self._accept(Assignment(models=tuple(found)), {})
         elif assignment.generation is not None:
             self._accept(assignment, {})
@@ -340,7 +356,7 @@ class Worker:
 
     def _look_around(self, now: float) -> None:
         """Whether something else is to be served, or should be planned for."""
-        if self._folder is not None and (models := self._folder.poll(now, self._lineup.assigned)) is not None:
+        if self._lookout is not None and (models := self._lookout.poll(now, self._lineup.assigned)) is not None:
             self._accept(Assignment(models=models), {})
         if self._planner.outgrown(self._lineup):
             _log.info("nothing is served yet, and a new plan would hold what this one refuses: starting again")
@@ -381,6 +397,8 @@ class Worker:
         self.desk.close()
         self._reserver.shutdown()
         self._lineup.close()
+        if self._lookout is not None:
+            self._lookout.close()
         self._journal.close()
         self.feed.publish()
         self.feed.close()

@@ -17,6 +17,8 @@ import numpy as np
 from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import BuiltProgram
 from ballast_worker.build.executables import Executable, ExecutableError, deserialize
+from ballast_worker.build.store import read_executable
+from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.layout import numpy_dtype
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving.call import Array
@@ -104,9 +106,9 @@ def load(program: BuiltProgram, device: jax.Device, *, inputs: int) -> LoadedPro
         ProgramUnusableError: the file is gone, is another than was built, or is refused by the runtime.
     """
     try:
-        data = program.file.read_bytes()
-    except OSError as error:
-        raise _unusable(f"executable {program.file} cannot be read: {error.strerror}") from error
+        data = read_executable(program.file)
+    except (BundleError, OSError) as error:
+        raise _unusable(f"executable {program.file} cannot be read: {error.__cause__ or error}") from error
     if (digest := f"sha256:{hashlib.sha256(data).hexdigest()}") != program.digest:
         raise _unusable(f"executable {program.file} has digest {digest}, the builder wrote {program.digest}")
     try:
