@@ -3,24 +3,15 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterable
 from typing import Any
 
 import pydantic
 
-from ballast_contract.validation import keys_at, nearest
+from ballast_contract.validation import keys_at, nearest, short
 
 MAX_FAULTS = 8
 """Faults told in one message; the rest is counted."""
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
-
-
-def short(value: object) -> str:
-    """A value for a message, cut where it is long."""
-    return _SHORT.repr(value)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

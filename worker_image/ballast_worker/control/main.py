@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from ballast_contract.command_line import Parser
-from ballast_contract.config import ConfigError, WorkerConfig, load, unread_variables
+from ballast_contract.config import ConfigError, WorkerConfig
+from ballast_contract.loading import load, unread_variables
 from ballast_worker.control import logs
 
 _log = logging.getLogger(__name__)
