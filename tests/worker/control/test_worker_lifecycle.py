@@ -18,7 +18,7 @@ from helpers.small_bundles import pack_small
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.control.parts import Parts
-from ballast_worker.control.process import StateInUseError
+from ballast_worker.control.settings import SettingError
 from ballast_worker.control.worker import EXIT_PLAN_ANEW, EXIT_REFUSED
 
 CALLABLE = (pb.MODEL_PHASE_PREPARED, pb.MODEL_PHASE_LOADING, pb.MODEL_PHASE_LOADED)
@@ -401,5 +401,5 @@ def test_a_released_worker_stays_as_long_as_clients_call(config_for, start, smal
 def test_one_state_directory_serves_one_worker(config_for, start):
     config = config_for(managed=True)
     start(config)
-    with pytest.raises(StateInUseError, match="stateDirectory"):
+    with pytest.raises(SettingError, match="stateDirectory"):
         start(config)

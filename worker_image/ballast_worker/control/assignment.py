@@ -14,6 +14,7 @@ from ballast_contract.config import ResidencyWish
 from ballast_contract.residency import WISHES
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.bundle.placing import replace_file
+from ballast_worker.control.kept import read_json
 from ballast_worker.serving.catalog import Endpoint
 
 _DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{64})?")
@@ -177,8 +178,8 @@ class AssignmentFile:
     def load(self) -> Assignment:
         """The assignment, or an empty one when there is none that can be read."""
         try:
-            return _from_json(json.loads(self._path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
+            return _from_json(read_json(self._path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Assignment()
 
     def save(self, assignment: Assignment) -> None:

@@ -241,19 +241,14 @@ class Lineup:
 
     def _build(self, spec: AssignedModel, bundle: Bundle) -> None:
         """On a builder's thread."""
-        result: Built | Failure
-        try:
-            view = self.views.get(spec.name)
-            if view is None or view.spec is not spec:
-                return  # nobody wants it any more
-            result = self._workshop.build(
-                bundle,
-                memory_bytes=self._limits.build_memory(),
-                progress=lambda text: self._post(partial(self._progressed, spec, text)),
-            )
-        except Exception as error:  # noqa: BLE001 - one model's trouble is not the others'
-            _log.exception("model %s could not be built", spec.name)
-            result = Failure(Reason.LOAD_FAILED_WILL_RETRY, f"building failed: {type(error).__name__}: {error}")
+        view = self.views.get(spec.name)
+        if view is None or view.spec is not spec:
+            return  # nobody wants it any more
+        result = self._workshop.build(
+            bundle,
+            memory_bytes=self._limits.build_memory(),
+            progress=lambda text: self._post(partial(self._progressed, spec, text)),
+        )
         self._post(partial(self._was_built, spec, result))
 
     def _current(self, spec: AssignedModel) -> ModelView | None:

@@ -172,7 +172,9 @@ class Machine:
         """
         config = self._config
         process = arena if config.backend == "cpu" else 0
-        facts = hostbudget.describe(self._pool())
+        facts = self._host_facts()
+        if isinstance(facts, Failure):
+            return facts
         failure = hostbudget.check(config.host, facts, process=process)
         if failure is not None:
             return failure
@@ -189,8 +191,8 @@ class Machine:
         cannot be had. Arguments as of `host_bytes`.
         """
         host = self.host_bytes(weights, 0, workers=workers)
-        if host is None:
-            return hostbudget.most(self._config.host, hostbudget.describe(self._pool()), useful=self._useful(weights))
+        if host is None and not isinstance(facts := self._host_facts(), Failure):
+            return hostbudget.most(self._config.host, facts, useful=self._useful(weights))
         return host if isinstance(host, int) else 0
 
     def failure(self, error: BaseException) -> Failure:
@@ -203,6 +205,17 @@ class Machine:
             case OSError():
                 return Failure(Reason.INVALID_SPEC, str(error))
         return Failure(Reason.LOAD_FAILED_WILL_RETRY, f"{type(error).__name__}: {error}")
+
+    def _host_facts(self) -> hostbudget.HostFacts | Failure:
+        pool = self._pool()
+        try:
+            return hostbudget.describe(pool)
+        except (OSError, ValueError) as error:
+            why = (isinstance(error, OSError) and error.strerror) or error
+            return Failure(
+                Reason.INVALID_SPEC,
+                f"host.directory: {pool} cannot be used: {why}; name a folder that user {os.getuid()} may enter",
+            )
 
     def _useful(self, weights: int) -> int | None:
         return None if self._config.managed else weights

@@ -66,12 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(config: WorkerConfig, arguments: Sequence[str]) -> int:
     prepare_process(config)
-    from ballast_worker.control.process import StateInUseError, WorkerProcess  # noqa: PLC0415 - imports JAX
+    from ballast_worker.control.process import WorkerProcess  # noqa: PLC0415 - imports JAX
     from ballast_worker.control.worker import EXIT_PLAN_ANEW  # noqa: PLC0415
 
     try:
         process = WorkerProcess(config)
-    except (OSError, StateInUseError) as error:
+    except OSError as error:
         sys.stderr.write(f"ballast-worker: {error}\n")
         return EXIT_USAGE
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -16,6 +16,7 @@ from ballast_worker.control.machine import Machine
 from ballast_worker.control.models import Built, Failure
 from ballast_worker.control.planning import Basis, DeviceLimits
 from ballast_worker.control.preparation import Workshop, inspect
+from ballast_worker.control.settings import SettingError, named
 from ballast_worker.control.standalone import Folder
 from ballast_worker.device.plan import Plan
 
@@ -42,9 +43,7 @@ def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) 
         raise PreviewError(machine.fault.message)
     basis = Basis(config, machine.budget, machine.context, machine.overhead(0))
     limits = DeviceLimits(basis)
-    workshop = Workshop(
-        config, LocalBuilder(ExecutableStore(config.executable_store), parallelism=config.build.parallelism)
-    )
+    workshop = Workshop(config, LocalBuilder(_store(config), parallelism=config.build.parallelism))
     built: dict[str, Built] = {}
     refused: dict[str, Failure] = {}
     specs = {spec.name: spec for spec in _specs(config)}
@@ -58,6 +57,14 @@ def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) 
     basis = replace(basis, overhead=machine.overhead(machine.locked_bytes(weights, workers=0)))
     wishes = {name: spec.residency for name, spec in specs.items()}
     return basis.plan(basis.inputs(planning.wanted(built, wishes))), refused
+
+
+def _store(config: WorkerConfig) -> ExecutableStore:
+    try:
+        with named("executableStore", config.executable_store):
+            return ExecutableStore(config.executable_store)
+    except SettingError as error:
+        raise PreviewError(str(error)) from error
 
 
 def _specs(config: WorkerConfig) -> tuple[AssignedModel, ...]:

@@ -37,6 +37,7 @@ from ballast_worker.control.planner import Accepted, Planner
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.control.report import Condition, Phase, WorkerView, worker_state
+from ballast_worker.control.settings import named
 from ballast_worker.control.standalone import SCAN_SECONDS, Folder
 from ballast_worker.control.watchdog import Watchdog
 from ballast_worker.device.plan import Plan
@@ -62,6 +63,9 @@ class Worker:
         scan_seconds: between two looks at the folder, where no operator assigns the models.
         linger_seconds: for which calls are passed on at least after all models have moved.
         clock: monotonic seconds.
+
+    Raises:
+        SettingError: the state directory cannot be written.
     """
 
     def __init__(
@@ -77,7 +81,8 @@ class Worker:
         self._config, self._machine, self._workshop, self._clock = config, machine, workshop, clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         state = config.state_directory.expanduser()
-        self._journal = CulpritJournal(state / "journal")
+        with named("stateDirectory", config.state_directory):
+            self._journal = CulpritJournal(state / "journal")
         self._quarantine = Quarantine(state)
         self._planner = Planner(config, machine)
         self._watchdog = Watchdog(clock)
@@ -169,15 +174,22 @@ class Worker:
         self.feed.start()
         self._begin()
         while self._ended is None:
-            try:
-                with contextlib.suppress(queue.Empty):
-                    self._inbox.get(timeout=_TICK_SECONDS)()
-                if self._ended is None:
-                    self._turn()
-            except Exception:  # noqa: BLE001 - one event's fault must not end what serves
-                _log.exception("an event of the control loop failed")
+            for step in (self._take_event, self._end_in_time, self._turn):
+                try:
+                    if self._ended is None:
+                        step()
+                except Exception:  # noqa: BLE001 - one event's fault must not end what serves, or keep it from ending
+                    _log.exception("an event of the control loop failed")
             self._watchdog.turned(self._parts.engine if self._parts is not None else None)
         return self._ended
+
+    def _take_event(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._inbox.get(timeout=_TICK_SECONDS)()
+
+    def _end_in_time(self) -> None:
+        if self._draining.over(self._deserted):
+            self._finish()
 
     def _begin(self) -> None:
         """What ran when processes died is not run again. Then wait for the device memory of a process that has just
@@ -244,8 +256,6 @@ class Worker:
             self._set_condition(Phase.READY, self._host_trouble(parts))
             self._chores.do(parts, now)
             self._look_around(now)
-        if self._ended is None and self._draining.over(self._deserted):
-            self._finish()
 
     def _consider(self, now: float) -> None:
         """Make a plan when everything that it needs is known and it would be another one."""
