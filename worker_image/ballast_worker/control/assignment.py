@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ballast_contract.config import ResidencyWish
+from ballast_contract.config import MAX_MODELS, ResidencyWish
 from ballast_contract.residency import WISHES
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.bundle.placing import replace_file
@@ -117,8 +117,10 @@ class Assignment:
         """The assignment after a request of the operator.
 
         Raises:
-            AssignmentError: a name or uri is missing or comes twice, a digest or residency cannot be read.
+            AssignmentError: there are too many models, a name or uri is missing or comes twice, a digest or residency
+                cannot be read.
         """
+        check_number(len(request.models))
         models = tuple(_model(message) for message in request.models)
         check_names(models)
         routes = self.routes.apply(request.routes) if request.HasField("routes") else self.routes
@@ -128,6 +130,18 @@ class Assignment:
     def with_epoch(self, epoch: int) -> Assignment:
         """The same models, said to be of a higher epoch."""
         return replace(self, epoch=max(self.epoch, epoch))
+
+
+def check_number(models: int) -> None:
+    """Refuse more models than a worker serves.
+
+    Raises:
+        AssignmentError: it says the limit.
+    """
+    if models > MAX_MODELS:
+        raise AssignmentError(
+            f"{models} models are more than the {MAX_MODELS} that one worker takes: give some of them to other workers"
+        )
 
 
 def check_names(models: Sequence[AssignedModel]) -> None:

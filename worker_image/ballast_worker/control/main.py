@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from ballast_contract import __version__
 from ballast_contract.command_line import Parser
 from ballast_contract.config import ConfigError, WorkerConfig
 from ballast_contract.loading import load, unread_variables
@@ -103,6 +104,7 @@ def command_line() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML); without one, defaults")
+    parser.add_argument("--version", action="version", version=f"ballast-worker {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     commands.add_parser("serve", help="serve until terminated (the default)", allow_abbrev=False)
     plan = commands.add_parser("plan", help="print the device memory plan that a start would use", allow_abbrev=False)

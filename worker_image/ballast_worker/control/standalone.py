@@ -13,7 +13,7 @@ from typing import Final
 from ballast_contract.config import WorkerConfig
 from ballast_worker.bundle.digests import bytes_digest
 from ballast_worker.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
-from ballast_worker.control.assignment import AssignedModel, AssignmentError, check_names
+from ballast_worker.control.assignment import AssignedModel, AssignmentError, check_names, check_number
 
 _log = logging.getLogger(__name__)
 
@@ -63,9 +63,10 @@ class Folder:
         """The models now.
 
         Raises:
-            AssignmentError: two have one name, or the folder cannot be read.
+            AssignmentError: two have one name, there are too many, or the folder cannot be read.
         """
         models = (*self._listed, *self._bundles())
+        check_number(len(models))
         check_names(models)
         return models
 

@@ -115,6 +115,7 @@ class Worker:
         self._reserver = ThreadPoolExecutor(1, thread_name_prefix="reserve")
         self._reservation: Future[Parts] | None = None
         self._assigned = False
+        self._look_at = 0.0
         self._chores = Chores(config, self._lineup, workshop)
         grace = config.serving.grace_seconds if config.managed else 0.0
         self._draining = Draining(max(0.0, grace - END_SECONDS), linger_seconds=linger_seconds, clock=clock)
@@ -253,9 +254,17 @@ class Worker:
             if self._lineup.handed_over:
                 self._become_ready(parts)
         elif self._condition.phase is Phase.READY:
-            self._set_condition(Phase.READY, self._host_trouble(parts))
             self._chores.do(parts, now)
-            self._look_around(now)
+            if self._rested(now):
+                self._set_condition(Phase.READY, self._host_trouble(parts))
+                self._look_around(now)
+
+    def _rested(self, now: float) -> bool:
+        """Whether to look at all models again: not at every event of one of them."""
+        if now < self._look_at:
+            return False
+        self._look_at = now + _TICK_SECONDS
+        return True
 
     def _consider(self, now: float) -> None:
         """Make a plan when everything that it needs is known and it would be another one."""
@@ -265,6 +274,8 @@ class Worker:
             if self._condition.phase is Phase.STARTING:
                 done, all_ = self._lineup.progress
                 self._set_condition(Phase.STARTING, message=f"{done} of {all_} models are prepared")
+            return
+        if self._condition.phase is Phase.REFUSED and not self._rested(now):
             return
         match self._planner.consider(self._lineup, now):
             case Failure() as failure:
