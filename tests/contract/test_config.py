@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from ballast_contract import config, former_names, validation
+from ballast_contract import config, former_names, loading, validation
 
 
 def written(tmp_path, text):
@@ -13,11 +13,11 @@ def written(tmp_path, text):
 
 
 def test_defaults_need_no_file():
-    assert config.load(None, {}).serving.http_port == 8000
+    assert loading.load(None, {}).serving.http_port == 8000
 
 
 def test_sizes_are_read_in_any_case_and_percentages_of_the_card_stay_percentages(tmp_path):
-    loaded = config.load(written(tmp_path, "device: {budget: 90%, reserve: 1.5G}\nhost: {budget: UNLIMITED}\n"), {})
+    loaded = loading.load(written(tmp_path, "device: {budget: 90%, reserve: 1.5G}\nhost: {budget: UNLIMITED}\n"), {})
     assert loaded.device.budget == "90%"
     assert loaded.device.reserve == 3 << 29
     assert loaded.host.budget == "unlimited"
@@ -25,7 +25,7 @@ def test_sizes_are_read_in_any_case_and_percentages_of_the_card_stay_percentages
 
 def test_the_environment_wins_over_the_file(tmp_path):
     path = written(tmp_path, "device: {budget: 1g}\n")
-    assert config.load(path, {"BALLAST_DEVICE_BUDGET": "2g"}).device.budget == 2 << 30
+    assert loading.load(path, {"BALLAST_DEVICE_BUDGET": "2g"}).device.budget == 2 << 30
 
 
 @pytest.mark.parametrize(
@@ -40,26 +40,26 @@ def test_the_environment_wins_over_the_file(tmp_path):
         ("models: [{name: a, uri: file:///a, residencey: device}]", "did you mean 'models.0.residency'?"),
         ("mem_fraction: 0.9", "its name here is device.budget"),
         ("device: {budget: 1 parsec}", "is not a size"),
-        ("device: {weights: {maxPercent: 101}}", "less than or equal to 100"),
+        ("device: {weights: {maxPercent: 101}}", "must be at most 100"),
         ("serving: {httpPort: 99999}", "65535"),
         ("[1, 2]", "must be a mapping"),
-        ("device: {budget: [", "cannot be read"),
+        ("device: {budget: [", "not YAML"),
     ],
 )
 def test_a_bad_file_is_refused_naming_the_key_and_what_is_allowed(tmp_path, text, message):
     with pytest.raises(config.ConfigError) as caught:
-        config.load(written(tmp_path, text), {})
+        loading.load(written(tmp_path, text), {})
     assert message in str(caught.value)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path):
     with pytest.raises(config.ConfigError, match=r"nothing\.yaml"):
-        config.load(tmp_path / "nothing.yaml", {})
+        loading.load(tmp_path / "nothing.yaml", {})
 
 
 def test_an_unknown_variable_with_our_prefix_is_refused_naming_the_nearest():
     with pytest.raises(config.ConfigError, match="did you mean 'BALLAST_DEVICE_BUDGET'"):
-        config.load(None, {"BALLAST_DEVICE_BUGDET": "1g"})
+        loading.load(None, {"BALLAST_DEVICE_BUGDET": "1g"})
 
 
 def test_every_key_one_letter_off_is_refused(tmp_path):
@@ -77,7 +77,7 @@ def test_every_key_one_letter_off_is_refused(tmp_path):
         text = "".join("  " * depth + part + ":\n" for depth, part in enumerate(misspelled[:-1]))
         text += "  " * (len(misspelled) - 1) + f"{misspelled[-1]}: 1\n"
         with pytest.raises(config.ConfigError, match="unknown key"):
-            config.load(written(tmp_path, text), {})
+            loading.load(written(tmp_path, text), {})
 
 
 def test_names_of_the_first_system_are_answered_with_ours():
@@ -107,7 +107,7 @@ def test_names_of_the_first_system_are_answered_with_ours():
 )
 def test_a_file_of_the_first_system_is_refused_naming_where_each_setting_went(tmp_path, text, words):
     with pytest.raises(config.ConfigError) as caught:
-        config.load(written(tmp_path, text), {})
+        loading.load(written(tmp_path, text), {})
     for part in words:
         assert part in str(caught.value)
 
@@ -115,7 +115,7 @@ def test_a_file_of_the_first_system_is_refused_naming_where_each_setting_went(tm
 @pytest.mark.parametrize("backend", ["eager", "lpt_packing"])
 def test_a_value_of_the_first_system_is_answered_with_ours(tmp_path, backend):
     with pytest.raises(config.ConfigError, match=rf"got '{backend}': its name here is {former_names.RENAMED[backend]}"):
-        config.load(written(tmp_path, f"backend: {backend}"), {})
+        loading.load(written(tmp_path, f"backend: {backend}"), {})
 
 
 def test_variables_of_the_first_system_are_named_with_ours_and_change_nothing():
@@ -124,8 +124,8 @@ def test_variables_of_the_first_system_are_named_with_ours_and_change_nothing():
         "INFERENCE_SERVER_RUNTIME_HOST_WEIGHT_BUDGET": "1g",
         "INFERENCE_SERVER_RUNTIME_PREALLOCATE": "true",
     }
-    assert config.load(None, environment) == config.load(None, {})
-    host, fraction, preallocate = config.unread_variables(environment | {"PATH": "/bin"})
+    assert loading.load(None, environment) == loading.load(None, {})
+    host, fraction, preallocate = loading.unread_variables(environment | {"PATH": "/bin"})
     assert host == (
         "environment variable 'INFERENCE_SERVER_RUNTIME_HOST_WEIGHT_BUDGET' is not read: set BALLAST_HOST_BUDGET"
     )
@@ -134,5 +134,5 @@ def test_variables_of_the_first_system_are_named_with_ours_and_change_nothing():
 
 
 def test_every_variable_of_the_first_system_that_has_a_counterpart_names_one_that_is_read():
-    for sentence in config.unread_variables(dict.fromkeys(former_names.VARIABLES, "1")):
+    for sentence in loading.unread_variables(dict.fromkeys(former_names.VARIABLES, "1")):
         assert "is not read: set BALLAST_" in sentence

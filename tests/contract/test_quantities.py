@@ -45,6 +45,12 @@ def test_text_that_is_no_worker_size_is_refused(text):
         quantities.parse_worker(text)
 
 
+@pytest.mark.parametrize("text", ["1025t", "1048577g", "9" * 400, "9" * 400 + ".9t"])
+def test_more_than_the_largest_size_is_refused_with_the_limit(text):
+    with pytest.raises(quantities.QuantityError, match="at most 1024t"):
+        quantities.parse_worker(text)
+
+
 @given(st.integers(min_value=0, max_value=1 << 50))
 def test_a_formatted_size_reads_back_to_the_byte(size):
     assert quantities.parse_api(quantities.format_api(size)) == size

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ballast_contract import config, former_names, names, reasons
+from ballast_contract import config, former_names, loading, names, reasons
 from ballast_contract.reasons import Reason
 from ballast_operator.reconcile import naming
 from ballast_worker.bundle import cli as bundle_cli
@@ -192,7 +192,7 @@ def test_every_yaml_block_can_be_read(path):
 def test_the_worker_configuration_of_the_how_to_is_valid(tmp_path):
     (text,) = blocks(DOCS / "how-to" / "run-a-worker-alone.md", "yaml")
     (tmp_path / "worker.yaml").write_text(text)
-    assert config.load(tmp_path / "worker.yaml", {}).models[0].residency is config.ResidencyWish.DEVICE
+    assert loading.load(tmp_path / "worker.yaml", {}).models[0].residency is config.ResidencyWish.DEVICE
 
 
 def test_the_tutorial_packs_its_model_and_its_configuration_is_valid(tmp_path, monkeypatch, capsys):

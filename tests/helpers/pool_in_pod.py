@@ -16,7 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ballast_contract.config import load
+from ballast_contract.loading import load
 from ballast_worker.bundle.reader import Bundle, open_bundle
 from ballast_worker.host.pool import HostPool
 from ballast_worker.host.survey import survey

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker's configuration file: written by the operator into a ConfigMap, or by a person who runs a worker alone.
+"""The worker's configuration: written by the operator into a ConfigMap, or by a person who runs a worker alone.
 
 Every key may also come from the environment: `BALLAST_` and the path in upper snake case, as in
 `BALLAST_DEVICE_BUDGET=48g` or `BALLAST_SERVING_HTTP_PORT=8080`. Unknown keys and variables are refused.
@@ -7,22 +7,34 @@ Every key may also come from the environment: `BALLAST_` and the path in upper s
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Final, Literal, Self
 
 import pydantic
-import yaml
 from pydantic.alias_generators import to_camel
 
-from ballast_contract import former_names, names, quantities, validation
+from ballast_contract import names
+from ballast_contract.config_values import (
+    Address,
+    FileMode,
+    Place,
+    Port,
+    SegmentSize,
+    Size,
+    SizeOrPercent,
+    SourceUri,
+    WorkerName,
+    size_or,
+)
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names key, value, limit and remedy."""
+
+
+MAX_MODELS: Final = 10_000
+"""Models of one worker: of `models`, of its folder and of an assignment."""
 
 
 class ResidencyWish(StrEnum):
@@ -33,35 +45,19 @@ class ResidencyWish(StrEnum):
     DEVICE = "device"
 
 
-def _worker_size(value: object) -> object:
-    return quantities.parse_worker(value) if isinstance(value, str) else value
-
-
-def _size_or_percent(value: object) -> object:
-    if isinstance(value, str):
-        return f"{quantities.parse_percent(value)}%" if value.endswith("%") else quantities.parse_worker(value)
-    return value
-
-
-def _size_or(*words: str) -> pydantic.BeforeValidator:
-    def parse(value: object) -> object:
-        if isinstance(value, str):
-            return value.lower() if value.lower() in words else quantities.parse_worker(value)
-        return value
-
-    return pydantic.BeforeValidator(parse)
-
-
-Size = Annotated[int, pydantic.BeforeValidator(_worker_size), pydantic.Field(ge=0)]
-"""Bytes; also read from text such as 48g."""
-
-
 class Section(pydantic.BaseModel):
     """A part of the configuration: immutable, unknown keys refused, keys in camelCase."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_enum_values=False
     )
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: object, info: pydantic.ValidationInfo) -> object:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is int:
+            raise ValueError("must be a number")
+        return value
 
 
 class Batching(Section):
@@ -78,7 +74,7 @@ class ModelEntry(Section):
 
     name: Annotated[str, pydantic.Field(min_length=1, max_length=253)]
     """What clients call."""
-    uri: Annotated[str, pydantic.Field(min_length=1, max_length=2048)]
+    uri: SourceUri
     """file://PATH, or pvc://CLAIM/PATH below one of the stores."""
     digest: Annotated[str, pydantic.Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
     """Refuse other bytes than these: the SHA-256 of manifest.yaml."""
@@ -99,12 +95,12 @@ class Weights(Section):
 class Device(Section):
     """Device memory of the whole worker process."""
 
-    budget: Annotated[int | str | None, pydantic.BeforeValidator(_size_or_percent)] = None
+    budget: SizeOrPercent | None = None
     """Bytes, or a percentage of the card as '90%'. None: what is free at start minus the reserve (1 GiB on cpu)."""
     reserve: Size = 1536 << 20
     """What a budget derived from free memory leaves to everything else on the card."""
     weights: Weights = Weights()
-    scratch: Annotated[int | Literal["auto"], _size_or("auto")] = "auto"
+    scratch: Annotated[int | Literal["auto"], size_or("auto")] = "auto"
     """What programs may take beside weights. auto: what the largest of the models needs; a size bounds it for all."""
     oversubscription: Literal["refuse", "allow"] = "refuse"
     """allow: start although the plan does not fit, with a warning."""
@@ -118,15 +114,15 @@ class Device(Section):
 class Host(Section):
     """Host copies of weights."""
 
-    budget: Annotated[int | Literal["auto", "unlimited"], _size_or("auto", "unlimited")] = "auto"
+    budget: Annotated[int | Literal["auto", "unlimited"], size_or("auto", "unlimited")] = "auto"
     """Bytes that copies may take. auto: what memory limit and shared memory allow; 0: none are kept."""
     sharing: Literal["node", "none"] = "none"
     """node: the workers of a node share one copy of each model; none: each keeps its own."""
-    file_mode: Annotated[str, pydantic.Field(pattern=r"^0[0-7]{3}$")] = "0660"
-    """Permissions of the files of the host pool, octal."""
-    directory: Path = Path("/dev/shm/ballast")  # noqa: S108 - the host pool lives in shared memory by design
+    file_mode: FileMode = "0660"
+    """Permissions of the files of the host pool, octal; the owner reads and writes."""
+    directory: Place = Path("/dev/shm/ballast")  # noqa: S108 - the host pool lives in shared memory by design
     """Where the host pool lies; shared memory."""
-    segment_bytes: Size = 64 << 20
+    segment_bytes: SegmentSize = 64 << 20
     """Size of one segment file of the host pool; at least 2 MiB, a multiple of 2 MiB."""
     workers: Annotated[int, pydantic.Field(ge=1, le=1024)] = 1
     """Workers that divide the budget where it is not shared."""
@@ -135,17 +131,17 @@ class Host(Section):
 class Serving(Section):
     """Ports, limits and the drain."""
 
-    host: str = "0.0.0.0"
+    host: Address = "0.0.0.0"
     """Address that the servers listen on."""
-    http_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.HTTP_PORT
+    http_port: Port = names.HTTP_PORT
     """Open Inference Protocol over HTTP; 0 takes a free one."""
-    grpc_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.GRPC_PORT
+    grpc_port: Port = names.GRPC_PORT
     """Open Inference Protocol over gRPC."""
-    metrics_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.METRICS_PORT
+    metrics_port: Port = names.METRICS_PORT
     """/metrics, /healthz and /readyz."""
-    control_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.CONTROL_PORT
+    control_port: Port = names.CONTROL_PORT
     """The control service."""
-    introspection_port: Annotated[int, pydantic.Field(ge=0, le=65535)] = names.INTROSPECTION_PORT
+    introspection_port: Port = names.INTROSPECTION_PORT
     """Read-only JSON on loopback: /plan, /map, /models, /state, /explain, /regions."""
     max_queue: Annotated[int, pydantic.Field(ge=1, le=1 << 20)] = 1024
     """Requests waiting per model; one more is refused."""
@@ -161,6 +157,20 @@ class Serving(Section):
     grace_seconds: Annotated[int, pydantic.Field(ge=1, le=86400)] = 300
     """terminationGracePeriodSeconds of the pod; a terminating worker admits until 15 s before its end."""
 
+    @pydantic.model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        taken: dict[int, str] = {}
+        for key, field in type(self).model_fields.items():
+            port = getattr(self, key)
+            if not key.endswith("_port") or port == 0:
+                continue
+            other = taken.setdefault(port, str(field.alias))
+            if other != field.alias:
+                raise ValueError(
+                    f"{other} and {field.alias} are both {port}: give one another port, or 0 for a free one"
+                )
+        return self
+
 
 class Build(Section):
     """The builder process."""
@@ -174,7 +184,7 @@ class Build(Section):
 class Control(Section):
     """The control service."""
 
-    tls_directory: Path | None = None
+    tls_directory: Place | None = None
     """Directory with ca.crt, tls.crt and tls.key, read again at each connection: mutual TLS, and only a client whose
     certificate carries the operator's name is heard. None: plain text, on loopback only."""
 
@@ -182,7 +192,7 @@ class Control(Section):
 class WorkerConfig(Section):
     """A worker's whole configuration."""
 
-    name: Annotated[str, pydantic.Field(min_length=1, max_length=253)] = "worker"
+    name: WorkerName = "worker"
     """In logs, metrics and reports; the name of the pod."""
     namespace: Annotated[str, pydantic.Field(max_length=63)] = ""
     """Of the pod."""
@@ -192,15 +202,15 @@ class WorkerConfig(Section):
     """What executes the models."""
     managed: bool = False
     """An operator assigns the models. False: serve `models` and every bundle of `modelDirectory`."""
-    model_directory: Path | None = None
+    model_directory: Place | None = None
     """Every folder in it that has a manifest.yaml is served under the folder's name."""
-    models: Annotated[tuple[ModelEntry, ...], pydantic.Field(max_length=10000)] = ()
+    models: Annotated[tuple[ModelEntry, ...], pydantic.Field(max_length=MAX_MODELS)] = ()
     """Bundles to serve beside modelDirectory, each with its settings; no name may also be that of a folder in it."""
-    stores: dict[str, Path] = {}
+    stores: dict[str, Place] = {}
     """Claim name to mount path, for pvc:// uris."""
-    executable_store: Path = Path("~/.cache/ballast/executables")
+    executable_store: Place = Path("~/.cache/ballast/executables")
     """Where compiled programs are kept over restarts."""
-    state_directory: Path = Path("~/.local/state/ballast")
+    state_directory: Place = Path("~/.local/state/ballast")
     """Last assignment, culprit journal and quarantine."""
     device: Device = Device()
     host: Host = Host()
@@ -210,66 +220,12 @@ class WorkerConfig(Section):
     compaction_interval: Annotated[int, pydantic.Field(ge=0, le=1 << 30)] = 0
     """Compact after so many loads that requests waited for; 0 never. For a worker without an operator."""
 
-
-def load(path: Path | None, environment: Mapping[str, str]) -> WorkerConfig:
-    """Read a configuration file (None: defaults) and the environment over it.
-
-    Raises:
-        ConfigError: the file cannot be read, is no mapping, or has an unknown key or a bad value; the environment has
-            an unknown variable with our prefix.
-    """
-    data: Any = {}
-    if path is not None:
-        try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"configuration file '{path}' cannot be read: {error}") from error
-        if not isinstance(data, dict):
-            raise ConfigError(f"configuration file '{path}' must be a mapping of keys, not {type(data).__name__}")
-    _overlay(data, environment)
-    try:
-        return WorkerConfig.model_validate(data)
-    except pydantic.ValidationError as error:
-        raise ConfigError(validation.describe(error, WorkerConfig)) from error
-
-
-def unread_variables(environment: Mapping[str, str]) -> list[str]:
-    """One sentence for each variable of ReactantServer that is set: nothing here reads it."""
-    ours = {".".join(path): variable for variable, path in _variables(WorkerConfig, ())}
-    found = []
-    for variable in sorted(v for v in environment if v.startswith(former_names.ENV_PREFIX)):
-        key, _, note = former_names.VARIABLES.get(variable, "").partition(" ")
-        instead = f"set {ours[key]} {note}".rstrip() if key else f"see {former_names.ALL_NAMES}"
-        found.append(f"environment variable '{variable}' is not read: {instead}")
-    return found
-
-
-def _overlay(data: dict[str, Any], environment: Mapping[str, str]) -> None:
-    known = dict(_variables(WorkerConfig, ()))
-    for variable in sorted(v for v in environment if v.startswith(names.ENV_PREFIX)):
-        if variable not in known:
-            hint = validation.nearest(variable, known)
-            raise ConfigError(
-                f"unknown environment variable '{variable}'" + (f": did you mean '{hint}'?" if hint else "")
-            )
-        *parents, key = known[variable]
-        target = data
-        for parent in parents:
-            target = target.setdefault(parent, {})
-        text = environment[variable]
-        try:
-            target[key] = json.loads(text) if text[:1] in "[{" or text in ("true", "false") else text
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"environment variable '{variable}' is not valid JSON: {error}") from error
-
-
-def _variables(section: type[Section], path: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
-    found = []
-    for name, field in section.model_fields.items():
-        here = (*path, field.alias or name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found += _variables(field.annotation, here)
-        else:
-            snake = "_".join(re.sub(r"(?<!^)(?=[A-Z])", "_", part) for part in here)
-            found.append((names.ENV_PREFIX + snake.upper(), here))
-    return found
+    @pydantic.field_validator("models")
+    @classmethod
+    def _names_are_unique(cls, models: tuple[ModelEntry, ...]) -> tuple[ModelEntry, ...]:
+        seen: dict[str, int] = {}
+        for index, entry in enumerate(models):
+            first = seen.setdefault(entry.name, index)
+            if first != index:
+                raise ValueError(f"entries {first} and {index} are both called '{entry.name}': give one another name")
+        return models

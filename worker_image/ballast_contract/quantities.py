@@ -9,6 +9,9 @@ from typing import Final
 API_PATTERN: Final = r"^[0-9]+(Ki|Mi|Gi|Ti)?$"
 """The one spelling of a size in the Kubernetes API."""
 
+MAX_SIZE: Final = 1 << 50
+"""The largest size that can be configured, in bytes: 1024 Ti, far beyond any machine. Sums of many still fit 64 bits."""
+
 PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
 
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -16,7 +19,7 @@ _WORKER_SIZE: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[k
 
 
 class QuantityError(ValueError):
-    """A size that cannot be read; the message names the value and the right spelling."""
+    """A size that cannot be read or used; the message names the value, and the right spelling or the limit."""
 
 
 def parse_api(text: str) -> int:
@@ -35,14 +38,30 @@ def parse_worker(text: str) -> int:
     """Read a size of the worker's configuration, in bytes: `48g`, `1.5t`, `512MiB`; any case, always binary.
 
     Raises:
-        QuantityError: no number, or a unit other than b, k, m, g, t and their long forms.
+        QuantityError: no number, a unit other than b, k, m, g, t and their long forms, or more than `MAX_SIZE`.
     """
     match = _WORKER_SIZE.fullmatch(text.strip())
     if match is None:
         raise QuantityError(
-            f"'{text}' is not a size: write a number and a unit, as in 512m, 1.5t or 60Gi (always binary)"
+            f"'{_cut(text)}' is not a size: write a number and a unit, as in 512m, 1.5t or 60Gi (always binary)"
         )
-    return int(float(match["number"]) * _FACTORS[match["unit"].lower()] + 0.5)
+    size = float(match["number"]) * _FACTORS[match["unit"].lower()]
+    if size > MAX_SIZE:  # also infinity, which too many digits are
+        raise QuantityError(f"'{_cut(text)}' is too large: a size is at most 1024t")
+    return int(size + 0.5)
+
+
+def check_worker(size: int) -> int:
+    """The bytes that were given, where they are a size.
+
+    Raises:
+        QuantityError: they are negative, or more than `MAX_SIZE`.
+    """
+    if size < 0:
+        raise QuantityError("a size is at least 0")
+    if size > MAX_SIZE:
+        raise QuantityError(f"a size is at most 1024t, which is {MAX_SIZE} bytes")
+    return size
 
 
 def is_percent(text: str) -> bool:
@@ -57,7 +76,7 @@ def parse_percent(text: str) -> int:
         QuantityError: it is not whole, or out of range.
     """
     if not is_percent(text):
-        raise QuantityError(f"'{text}' is not a percentage: write a whole number from 0% to 100%")
+        raise QuantityError(f"'{_cut(text)}' is not a percentage: write a whole number from 0% to 100%")
     return int(text[:-1])
 
 
@@ -89,3 +108,7 @@ def human(size: int) -> str:
             break
         value /= 1024
     return f"{size} B" if unit == "B" else f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:40]}..."

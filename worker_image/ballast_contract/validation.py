@@ -4,13 +4,58 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import pydantic
 from pydantic.fields import FieldInfo
 
 from ballast_contract.former_names import ALL_NAMES, RENAMED, SECTIONS, places
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+_A_MAPPING: Final = "must be a mapping of keys"
+_A_NUMBER: Final = "must be a whole number"
+_TRUE_OR_FALSE: Final = "must be true or false"
+
+_WORDS: Final[Mapping[str, str]] = {
+    "bool_parsing": _TRUE_OR_FALSE,
+    "bool_type": _TRUE_OR_FALSE,
+    "dict_type": _A_MAPPING,
+    "enum": "must be {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_from_float": _A_NUMBER,
+    "int_parsing": _A_NUMBER,
+    "int_parsing_size": "has too many digits",
+    "int_type": _A_NUMBER,
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "missing": "is missing",
+    "model_attributes_type": _A_MAPPING,
+    "model_type": _A_MAPPING,
+    "path_type": "must be a path",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_long": "may have a length of at most {max_length}",
+    "string_too_short": "needs a length of at least {min_length}",
+    "string_type": "must be text; put it in quotes",
+    "too_long": "may have a length of at most {max_length}",
+    "too_short": "needs a length of at least {min_length}",
+    "tuple_type": "must be a list",
+}
+"""What a rule of pydantic says to whoever writes a file; what is not here is said in pydantic's words."""
+
+
+def short(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a number of more than 40 digits"
+    return _SHORT.repr(value)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -46,11 +91,27 @@ def describe(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -
             known = keys_at(model, fault["loc"][:-1])
             lines.append(unknown_key(".".join(parents), key, known, fault["input"]))
         else:
-            value = fault.get("input")
-            renamed = f": its name here is {RENAMED[value]}" if isinstance(value, str) and value in RENAMED else ""
-            shown = f" (got {value!r}{renamed})" if isinstance(value, str | int | float | bool) else ""
-            lines.append(f"'{path}': {fault['msg'].removeprefix('Value error, ')}{shown}")
+            words = in_words(fault)
+            lines.append((f"'{path}': " if path else "") + words + _given(fault, words))
     return "; ".join(lines)
+
+
+def in_words(fault: Any) -> str:
+    """What is wrong with the value at a place, as a fault of pydantic has it."""
+    words = _WORDS.get(fault["type"])
+    return fault["msg"].removeprefix("Value error, ") if words is None else words.format(**fault.get("ctx", {}))
+
+
+def _given(fault: Any, words: str) -> str:
+    """What was given, unless the words say it."""
+    value = fault.get("input")
+    if fault["type"] == "missing" or not isinstance(value, str | int | float | None):
+        return ""
+    if isinstance(value, str) and value in RENAMED:
+        return f" (got {short(value)}: its name here is {RENAMED[value]})"
+    if isinstance(value, str) and short(value) in words:
+        return ""
+    return f" (got {short(value)})"
 
 
 def keys_at(model: type[pydantic.BaseModel], path: Iterable[int | str]) -> list[str]:

@@ -12,7 +12,7 @@ import pydantic
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, core_schema
 
-from ballast_contract import names, quantities
+from ballast_contract import names
 
 API_VERSION: Final = f"{names.API_GROUP}/{names.API_VERSION}"
 
@@ -150,33 +150,6 @@ class Spelling:
     def _read(value: object) -> object:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
-
-_SIZE_WORDS: Final = "a size: write digits and Ki, Mi, Gi or Ti, as in 1536Mi or 60Gi"
-_SIZE: Final = quantities.API_PATTERN.strip("^$")
-_PERCENT: Final = quantities.PERCENT_PATTERN.strip("^$")
-
-Size = Annotated[
-    str, pydantic.Field(min_length=1, max_length=16), Spelling(quantities.API_PATTERN, _SIZE_WORDS, integers=True)
-]
-"""A size as the API spells it; `quantities.parse_api` reads it."""
-
-SizeOrPercent = Annotated[
-    str,
-    pydantic.Field(min_length=1, max_length=16),
-    Spelling(f"^({_SIZE}|{_PERCENT})$", f"{_SIZE_WORDS}, or a whole percentage, as in 90%", integers=True),
-]
-
-SizeOrAuto = Annotated[
-    str,
-    pydantic.Field(min_length=1, max_length=16),
-    Spelling(f"^({_SIZE}|auto)$", f"{_SIZE_WORDS}, or auto", integers=True),
-]
-
-SizeAutoOrUnlimited = Annotated[
-    str,
-    pydantic.Field(min_length=1, max_length=16),
-    Spelling(f"^({_SIZE}|auto|unlimited)$", f"{_SIZE_WORDS}, or auto, or unlimited", integers=True),
-]
 
 ObjectName = Annotated[
     str,

@@ -13,13 +13,10 @@ from ballast_operator.api.common import (
     ObjectMeta,
     ObjectName,
     Rule,
-    Size,
-    SizeAutoOrUnlimited,
-    SizeOrAuto,
-    SizeOrPercent,
     Spec,
     Spelling,
 )
+from ballast_operator.api.sizes import Size, SizeAutoOrUnlimited, SizeOrAuto, SizeOrPercent
 from ballast_operator.api.weightbudget_status import WeightBudgetStatus
 from ballast_operator.api.workers import ModelStore, Workers
 
@@ -104,9 +101,13 @@ class Host(Spec):
     file_mode: Annotated[
         str,
         pydantic.Field(min_length=1, max_length=4),
-        Spelling("^0[0-7]{3}$", "a file mode: write four octal digits in quotes, as in '0660'"),
+        Spelling(
+            "^0[67][0-7]{2}$",
+            "a file mode: write four octal digits in quotes with which the owner reads and writes, as in '0660'",
+        ),
     ] = "0660"
-    """fileMode is the mode of the files that hold shared copies, in octal digits and in quotes."""
+    """fileMode is the mode of the files that hold shared copies, in octal digits and in quotes. The worker, their owner,
+    reads and writes them."""
 
 
 class GatewayRef(Spec):

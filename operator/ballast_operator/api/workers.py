@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import pydantic
 
-from ballast_operator.api.common import LabelKey, ObjectName, Rule, Size, Spec, rules
+from ballast_operator.api.common import LabelKey, ObjectName, Rule, Spec, rules
 from ballast_operator.api.pods import (
     EnvVar,
     ImagePullSecret,
@@ -17,6 +17,7 @@ from ballast_operator.api.pods import (
     Toleration,
     TopologySpreadConstraint,
 )
+from ballast_operator.api.sizes import Size
 
 MAX_WORKERS: Final = 1000
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ballast_contract import names, quantities, validation
+from ballast_contract import __version__, names, quantities, validation
 from ballast_contract.command_line import Parser
 from ballast_operator.cluster.resources import BUDGETS, MODELS
 from ballast_operator.edge.kubectl import Kubectl, KubectlError
@@ -60,6 +60,7 @@ def command_line() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"kubectl-ballast {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     explain = commands.add_parser(
         "explain", parents=[common], help="why a model is where it is, and what would have to change"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ballast_contract import quantities
+from ballast_contract import __version__, quantities
 from ballast_contract.command_line import Parser
 from ballast_operator.api.weightbudget import PlacementMode, WeightBudgetSpec
 from ballast_operator.api.workers import MAX_WORKERS
@@ -68,6 +68,7 @@ def command_line() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"ballast-simulate {__version__}")
     parser.add_argument("--budget", metavar="FILE", required=True, help="a WeightBudget, as YAML or JSON")
     parser.add_argument("--models", metavar="FILE", required=True, help="its InferenceModels, as YAML or JSON")
     parser.add_argument("--trace", metavar="FILE", required=True, help="the calls, as CSV; - reads standard input")

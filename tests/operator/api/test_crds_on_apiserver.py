@@ -86,6 +86,15 @@ def test_a_misspelled_field_is_refused_by_name(kubectl, manifest, field):
         (budget("b", device={"budget": "60GB"}), "'60GB' is not a size: write digits and Ki, Mi, Gi or Ti"),
         (budget("b", device={"budget": "101%"}), "or a whole percentage, as in 90%"),
         (budget("b", host={"budget": "none"}), "or auto, or unlimited"),
+        (budget("b", device={"budget": "1025Ti"}), "'1025Ti' is too large: the most is 1024Ti"),
+        (budget("b", device={"reserve": 1125899906842625}), "'1125899906842625' is too large: the most is 1024Ti"),
+        (budget("b", device={"scratch": "9999999999999Gi"}), "'9999999999999Gi' is too large"),
+        (budget("b", device={"budget": -5}), "'-5' is not a size"),
+        (budget("b", host={"budget": "1048577Gi"}), "'1048577Gi' is too large"),
+        (
+            budget("b", host={"fileMode": "0400"}),
+            "'0400' is not a file mode: write four octal digits in quotes with which",
+        ),
         (budget("b", host={"fileMode": "999"}), "'999' is not a file mode: write four octal digits in quotes"),
         (
             budget("b", serving={"gatewayRef": {"name": "front", "namespace": "team.a"}}),

@@ -78,6 +78,21 @@ def test_sizes_take_the_words_of_their_field(section, key, value):
     assert getattr(getattr(budget(**{section: {key: value}}).spec, section), key) == value
 
 
+@pytest.mark.parametrize("size", ["1025Ti", "1048577Gi", "9999999999999Ti", 1125899906842625])
+def test_a_size_beyond_the_largest_that_a_worker_takes_is_refused(size):
+    for section, key in (("device", "budget"), ("device", "reserve"), ("device", "scratch"), ("host", "budget")):
+        text = complaint(WeightBudgetSpec, {section: {key: size}})
+        assert text.startswith(f"'{section}.{key}': '{size}' is too large: the most is 1024Ti")
+    assert budget(host={"budget": "1024Ti"}).spec.host.budget == "1024Ti"
+
+
+@pytest.mark.parametrize("mode", ["0000", "0200", "0400", "660"])
+def test_the_worker_reads_and_writes_the_files_of_its_pool(mode):
+    assert f"'{mode}' is not a file mode: write four octal digits in quotes with which the owner" in complaint(
+        WeightBudgetSpec, {"host": {"fileMode": mode}}
+    )
+
+
 @pytest.mark.parametrize("value", ["101%", "9.5%", "%", "auto"])
 def test_a_percentage_out_of_range_is_refused(value):
     assert f"'{value}' is not a size" in complaint(WeightBudgetSpec, {"device": {"budget": value}})

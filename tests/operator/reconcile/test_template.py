@@ -7,7 +7,7 @@ import pytest
 import yaml
 from helpers.reconcile_objects import Builder
 
-from ballast_contract import config
+from ballast_contract import loading
 from ballast_operator.api.pods import memory_bytes
 from ballast_operator.api.weightbudget import WeightBudgetSpec
 from ballast_operator.reconcile.host_memory import Place
@@ -38,7 +38,7 @@ def test_the_configuration_is_what_the_worker_reads(tmp_path):
     file = tmp_path / "worker.yaml"
     file.write_text(template(**spec).config_text)
     environment = {"BALLAST_NAME": "default-x", "BALLAST_NAMESPACE": "ns", "BALLAST_NODE": "n"}
-    read = config.load(file, environment)
+    read = loading.load(file, environment)
     assert read == worker_config(WeightBudgetSpec.model_validate(spec)).model_copy(
         update={"name": "default-x", "namespace": "ns", "node": "n"}
     )

@@ -10,7 +10,7 @@ import pytest
 from helpers.running_worker import CALLABLE, assigned, until
 
 from ballast_contract.v1 import control_pb2 as pb
-from ballast_worker.control.process import StateInUseError
+from ballast_worker.control.settings import SettingError
 
 
 def test_a_restarted_worker_serves_without_its_operator(config_for, start, small_bundle):
@@ -53,5 +53,5 @@ def test_a_worker_that_serves_sweeps_the_executable_store_but_not_what_it_uses(
 def test_one_state_directory_serves_one_worker(config_for, start):
     config = config_for(managed=True)
     start(config)
-    with pytest.raises(StateInUseError, match="stateDirectory"):
+    with pytest.raises(SettingError, match="stateDirectory"):
         start(config)

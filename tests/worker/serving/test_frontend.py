@@ -241,11 +241,11 @@ def test_connections_have_an_age_and_no_call_is_lost_when_it_is_reached(make_ser
     relay.close()
 
 
-@pytest.mark.parametrize("port", ["http_port", "grpc_port"])
-def test_a_port_that_is_taken_is_an_error_at_the_start(rig, port):
+@pytest.mark.parametrize(("port", "setting"), [("http_port", "serving.httpPort"), ("grpc_port", "serving.grpcPort")])
+def test_a_port_that_is_taken_is_an_error_at_the_start(rig, port, setting):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = {"host": "127.0.0.1", "http_port": 0, "grpc_port": 0, port: taken.getsockname()[1]}
-        with pytest.raises(OSError, match=str(taken.getsockname()[1])):
+        with pytest.raises(OSError, match=f"{setting} {taken.getsockname()[1]} cannot"):
             run_in_thread(Frontend(Serving.model_validate(config), rig.engine, None))
 
 

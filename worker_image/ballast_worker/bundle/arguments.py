@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ballast_contract.validation import nearest
+from ballast_contract.validation import nearest, short
 from ballast_worker.bundle.errors import BundleError
-from ballast_worker.bundle.faults import short
 from ballast_worker.bundle.parameters import check_dtype
 from ballast_worker.bundle.safetensors import CODE_OF_DTYPE
 

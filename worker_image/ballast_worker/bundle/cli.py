@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ballast_contract import __version__
 from ballast_contract.command_line import Parser
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.faults import did_you_mean
@@ -55,6 +56,7 @@ def command_line() -> Parser:
     parser = Parser(
         prog="ballast-bundle", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
     )
+    parser.add_argument("--version", action="version", version=f"ballast-bundle {__version__}")
     commands = parser.add_subparsers(required=True, metavar="{pack,inspect,verify}", parser_class=Parser)
 
     pack = commands.add_parser(

@@ -3,41 +3,15 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import pydantic
 
-from ballast_contract.validation import keys_at, nearest
+from ballast_contract.validation import in_words, keys_at, nearest, short
 
 MAX_FAULTS = 8
 """Faults told in one message; the rest is counted."""
-
-_WORDS: Mapping[str, str] = {
-    "model_type": "must be a mapping of keys to values",
-    "dict_type": "must be a mapping of keys to values",
-    "tuple_type": "must be a list",
-    "string_type": "must be text",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "literal_error": "must be {expected}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "string_too_long": "must have at most {max_length} characters",
-    "string_too_short": "must have {min_length} or more characters",
-    "too_long": "must have at most {max_length} items, not {actual_length}",
-    "too_short": "must have {min_length} or more items",
-}
-"""What the value at a place has to be, by the kind of fault."""
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
-
-
-def short(value: object) -> str:
-    """A value for a message, cut where it is long."""
-    return _SHORT.repr(value)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -66,12 +40,7 @@ def _one(fault: Any, model: type[pydantic.BaseModel]) -> str:
         return f"unknown key {path!r}: {did_you_mean(str(location[-1]), keys_at(model, location[:-1]))}"
     if fault["type"] == "missing":
         return f"{path!r} is missing"
-    words = _WORDS.get(fault["type"])
-    if words is None:
-        message = str(fault["msg"]).removeprefix("Value error, ")
-    else:
-        message = ("" if path else "a manifest ") + words.format(**fault.get("ctx", {}))
-    return (f"{path}: " if path else "") + message + _got(fault["input"])
+    return (f"{path}: " if path else "a manifest ") + in_words(fault) + _got(fault["input"])
 
 
 def _got(value: Any) -> str:

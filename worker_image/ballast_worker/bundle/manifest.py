@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from ballast_contract.strict_yaml import StrictYamlError, parse
 from ballast_worker.bundle.dimensions import MAX_SIZE, NAME, evaluate, names_in
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.faults import describe
@@ -25,7 +26,6 @@ from ballast_worker.bundle.parts import (
     WeightsPart,
     distinct,
 )
-from ballast_worker.bundle.strict_yaml import parse
 
 __all__ = [
     "FUNCTION_FILE",
@@ -202,8 +202,9 @@ def read_manifest(data: bytes, *, file: str = MANIFEST_FILE) -> Manifest:
     Raises:
         BundleError: `BundleInvalid`, with every fault that was found.
     """
-    document = parse(data, file=file, limit=MAX_MANIFEST_BYTES)
     try:
-        return Manifest.model_validate(document)
+        return Manifest.model_validate(parse(data, file=file, limit=MAX_MANIFEST_BYTES))
+    except StrictYamlError as error:
+        raise BundleError("BundleInvalid", str(error)) from error
     except ValidationError as error:
         raise BundleError("BundleInvalid", describe(error, Manifest, file=file)) from error

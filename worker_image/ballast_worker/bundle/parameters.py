@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ballast_contract.validation import short
 from ballast_worker.bundle.errors import BundleError
-from ballast_worker.bundle.faults import short
 from ballast_worker.bundle.layout import DTYPES, SUB_BYTE_DTYPES, TensorSpec, numpy_dtype
 from ballast_worker.bundle.limits import MAX_TENSORS, tensor_name
 from ballast_worker.bundle.safetensors import CODE_OF_DTYPE

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ballast_contract.validation import short
 from ballast_worker.bundle.errors import BundleError
-from ballast_worker.bundle.faults import did_you_mean, short
+from ballast_worker.bundle.faults import did_you_mean
 from ballast_worker.bundle.layout import TensorSpec, numpy_dtype
 from ballast_worker.bundle.limits import MAX_BYTES, MAX_RANK, MAX_TENSORS, tensor_name
 

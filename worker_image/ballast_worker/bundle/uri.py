@@ -8,13 +8,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ballast_contract.uri import UriError, parse
+from ballast_contract.validation import short
 from ballast_worker.bundle.errors import BundleError
-from ballast_worker.bundle.faults import did_you_mean, short
-
-MAX_URI = 2048
-"""Characters of a uri."""
-
-SCHEMES = ("file", "pvc")
+from ballast_worker.bundle.faults import did_you_mean
 
 
 def resolve_uri(uri: str, stores: Mapping[str, Path]) -> Path:
@@ -30,23 +27,13 @@ def resolve_uri(uri: str, stores: Mapping[str, Path]) -> Path:
             not of these forms, has empty parts, `.`, `..`, backslashes or characters that cannot be printed, or leads out
             of its store through a link.
     """
-    if len(uri) > MAX_URI:
-        raise BundleError("BundleInvalid", f"source.uri has {len(uri)} characters; at most {MAX_URI} are read")
-    scheme, separator, rest = uri.partition("://")
-    if not separator or scheme not in SCHEMES:
-        raise _invalid(uri, "starts with file:/// or pvc://<claim>/")
-    if "\\" in uri or not uri.isprintable() or any(character in uri for character in "?#"):
-        raise _invalid(uri, "has no backslashes, '?', '#' or characters that cannot be printed")
-    store, slash, path = rest.partition("/")
-    parts = path.split("/")
-    if not slash or any(part in {"", ".", ".."} for part in parts):
-        raise _invalid(uri, "has a path whose parts are neither empty nor '.' nor '..', without a slash at its end")
-    if scheme == "file":
-        if store:
-            raise _invalid(
-                uri, f"has three slashes after file:, as in file:///{store}/{path}; other hosts are not reached"
-            )
-        return _real(uri, Path("/", *parts))
+    try:
+        parsed = parse(uri)
+    except UriError as error:
+        raise BundleError("BundleInvalid", str(error)) from error
+    if parsed.scheme == "file":
+        return _real(uri, Path("/", *parsed.parts))
+    store = parsed.store
     if store not in stores:
         known = f"; {did_you_mean(store, stores)}" if stores else "; no model store is mounted"
         raise BundleError(
@@ -54,9 +41,12 @@ def resolve_uri(uri: str, stores: Mapping[str, Path]) -> Path:
             f"source.uri {short(uri)}: no model store {store!r} (spec.modelStores of the WeightBudget){known}",
         )
     root = _real(uri, stores[store])
-    target = _real(uri, root.joinpath(*parts))
+    target = _real(uri, root.joinpath(*parsed.parts))
     if not target.is_relative_to(root):
-        raise _invalid(uri, "stays inside its store, but a link in its path leads out of it")
+        raise BundleError(
+            "BundleInvalid",
+            f"source.uri {short(uri)}: a uri stays inside its store, but a link in its path leads out of it",
+        )
     return target
 
 
@@ -67,7 +57,3 @@ def _real(uri: str, path: Path) -> Path:
         if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
             raise BundleError("BundleInvalid", f"source.uri {short(uri)}: {error.strerror}") from error
         raise BundleError("SourceNotFound", f"source.uri {short(uri)}: {path}: {error.strerror}") from error
-
-
-def _invalid(uri: str, rule: str) -> BundleError:
-    return BundleError("BundleInvalid", f"source.uri {short(uri)}: a uri {rule}")

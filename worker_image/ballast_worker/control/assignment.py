@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ballast_contract.config import ResidencyWish
+from ballast_contract.config import MAX_MODELS, ResidencyWish
 from ballast_contract.residency import WISHES
 from ballast_contract.v1 import control_pb2 as pb
 from ballast_worker.bundle.placing import replace_file
+from ballast_worker.control.kept import read_json
 from ballast_worker.serving.catalog import Endpoint
 
 _DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{64})?")
@@ -116,8 +117,10 @@ class Assignment:
         """The assignment after a request of the operator.
 
         Raises:
-            AssignmentError: a name or uri is missing or comes twice, a digest or residency cannot be read.
+            AssignmentError: there are too many models, a name or uri is missing or comes twice, a digest or residency
+                cannot be read.
         """
+        check_number(len(request.models))
         models = tuple(_model(message) for message in request.models)
         check_names(models)
         routes = self.routes.apply(request.routes) if request.HasField("routes") else self.routes
@@ -127,6 +130,18 @@ class Assignment:
     def with_epoch(self, epoch: int) -> Assignment:
         """The same models, said to be of a higher epoch."""
         return replace(self, epoch=max(self.epoch, epoch))
+
+
+def check_number(models: int) -> None:
+    """Refuse more models than a worker serves.
+
+    Raises:
+        AssignmentError: it says the limit.
+    """
+    if models > MAX_MODELS:
+        raise AssignmentError(
+            f"{models} models are more than the {MAX_MODELS} that one worker takes: give some of them to other workers"
+        )
 
 
 def check_names(models: Sequence[AssignedModel]) -> None:
@@ -177,8 +192,8 @@ class AssignmentFile:
     def load(self) -> Assignment:
         """The assignment, or an empty one when there is none that can be read."""
         try:
-            return _from_json(json.loads(self._path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
+            return _from_json(read_json(self._path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Assignment()
 
     def save(self, assignment: Assignment) -> None:

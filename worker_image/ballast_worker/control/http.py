@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from ballast_worker.control.settings import SettingError
+
 _log = logging.getLogger(__name__)
 
 _SOCKET_SECONDS: Final = 10.0
@@ -51,14 +53,14 @@ class PageServer:
     """Serves GET of some pages from construction on, each request on a thread of its own.
 
     Raises:
-        OSError: the port cannot be had; the message names setting and address.
+        SettingError: the port cannot be had; the message names setting and address.
     """
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Page], *, setting: str) -> None:
         try:
             self._server = ThreadingHTTPServer((host, port), _handler(pages))
         except OSError as error:
-            raise OSError(error.errno, f"{setting}: {host}:{port} cannot be listened on: {error.strerror}") from error
+            raise SettingError(f"{setting}: {host}:{port} cannot be listened on: {error.strerror}") from error
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(

@@ -40,10 +40,16 @@ class CulpritJournal:
     """
 
     def __init__(self, path: Path) -> None:
-        """Map the file, made when it is missing; `culprits` tells what it held."""
+        """Map the file, made when it is missing; `culprits` tells what it held.
+
+        Raises:
+            OSError: it cannot be made or mapped, or its file system is full.
+        """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(descriptor, _SLOTS * _SLOT_BYTES)
+            # Else writing to the map would end the process by SIGBUS where the file system has no room for a page of it.
+            os.posix_fallocate(descriptor, 0, _SLOTS * _SLOT_BYTES)
             self._map = mmap.mmap(descriptor, _SLOTS * _SLOT_BYTES)
         finally:
             os.close(descriptor)

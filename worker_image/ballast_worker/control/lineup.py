@@ -22,6 +22,8 @@ from ballast_contract.reasons import Reason
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control.assignment import AssignedModel
+from ballast_worker.control.census import Census
+from ballast_worker.control.complaints import Complaints
 from ballast_worker.control.models import Built, Failure, ModelView, Stage, built_of_others, servable
 from ballast_worker.control.preparation import Workshop, inspect
 from ballast_worker.control.quarantine import Quarantine
@@ -99,7 +101,8 @@ class Lineup:
         self._busy: dict[str, AssignedModel] = {}
         # One for each name from its first hand-over until it is dropped: what is told of an earlier one is gone by then.
         self._terms: dict[str, object] = {}
-        self._retries = Retries(clock)
+        self._retries, self._complaints = Retries(clock), Complaints(clock)
+        self._census = Census()
 
     def inspect(self, uri: str, digest: str) -> Future[Bundle]:
         """Read a bundle's headers on another thread. Any thread; the future raises BundleError."""
@@ -120,7 +123,7 @@ class Lineup:
             before = self.views.get(spec.name)
             if before is not None and before.spec == spec:
                 continue
-            self._retries.forget(spec.name)
+            self._forget_failures(spec.name)
             view = ModelView(spec)
             if before is not None:
                 view = replace(view, serving=before.serving)
@@ -160,18 +163,17 @@ class Lineup:
     @property
     def settled(self) -> bool:
         """Nothing is on its way to being built: a plan can be made."""
-        return all(view.stage not in (Stage.PENDING, Stage.BUILDING) for view in self.views.values())
+        return not self._census.under_way
 
     @property
     def progress(self) -> tuple[int, int]:
         """How many models are built or refused, and how many there are."""
-        views = list(self.views.values())
-        return sum(view.stage not in (Stage.PENDING, Stage.BUILDING) for view in views), len(views)
+        return self._census.models - self._census.under_way, self._census.models
 
     @property
     def handed_over(self) -> bool:
         """Nothing that is built waits for the engine to take it."""
-        return not any(view.stage is Stage.BUILT for view in self.views.values())
+        return not self._census.waiting
 
     def built(self) -> dict[str, Built]:
         """What wants to be served and can be, as far as is known."""
@@ -250,21 +252,16 @@ class Lineup:
 
     def _build(self, spec: AssignedModel, bundle: Bundle) -> None:
         """On a builder's thread."""
-        result: Built | Failure
-        try:
-            view = self.views.get(spec.name)
-            if view is None or view.spec is not spec:
-                return  # nobody wants it any more
-            result = self._workshop.build(
-                bundle,
-                memory_bytes=self._limits.build_memory(),
-                progress=lambda text: self._post(partial(self._progressed, spec, text)),
-            )
-            if isinstance(result, Failure) and result.reason is Reason.INSUFFICIENT_DEVICE_MEMORY:
-                result = self._limits.starved(bundle, result)
-        except Exception as error:  # noqa: BLE001 - one model's trouble is not the others'
-            _log.exception("model %s could not be built", spec.name)
-            result = Failure(Reason.LOAD_FAILED_WILL_RETRY, f"building failed: {type(error).__name__}: {error}")
+        view = self.views.get(spec.name)
+        if view is None or view.spec is not spec:
+            return  # nobody wants it any more
+        result = self._workshop.build(
+            bundle,
+            memory_bytes=self._limits.build_memory(),
+            progress=lambda text: self._post(partial(self._progressed, spec, text)),
+        )
+        if isinstance(result, Failure) and result.reason is Reason.INSUFFICIENT_DEVICE_MEMORY:
+            result = self._limits.starved(bundle, result)
         self._post(partial(self._was_built, spec, result))
 
     def _current(self, spec: AssignedModel) -> ModelView | None:
@@ -311,7 +308,7 @@ class Lineup:
         if refusal is not None:
             self._refuse(spec, Failure.of(refusal))
             return
-        self._retries.forget(spec.name)
+        self._forget_failures(spec.name)
         self.fresh = self.fresh or view.serving is None
         self._set(replace(view, stage=Stage.SERVED, failure=None, message="", serving=built))
 
@@ -325,28 +322,34 @@ class Lineup:
     def _refuse(self, spec: AssignedModel, failure: Failure) -> None:
         view = replace(self.views[spec.name], stage=Stage.REFUSED, failure=failure, message="")
         self._set(view)
-        _log.warning(
-            "model %s is refused: %s: %s",
-            spec.name,
-            failure.reason,
-            failure.message,
-            extra={"event": "model.refused", "model": spec.name, "object": spec.object, "reason": failure.reason.value},
-        )
+        if self._complaints.worth(spec.name, failure):
+            event = {
+                "event": "model.refused",
+                "model": spec.name,
+                "object": spec.object,
+                "reason": failure.reason.value,
+            }
+            _log.warning("model %s is refused: %s: %s", spec.name, failure.reason, failure.message, extra=event)
         if failure.permanent:
             self._retries.forget(spec.name)
         else:
             self._retries.failed(spec.name)
 
     def _drop(self, name: str) -> None:
-        del self.views[name]
+        self._census.moved(self.views.pop(name), None)
         self._busy.pop(name, None)
-        self._retries.forget(name)
+        self._forget_failures(name)
         self._terms.pop(name, None)
         if self._engine is not None:
             # Whatever its stage: an earlier spec may serve, or be on its way to the device thread.
             self._engine.remove(name, lambda: None)
         self._changed(name, None)
 
+    def _forget_failures(self, name: str) -> None:
+        self._retries.forget(name)
+        self._complaints.forget(name)
+
     def _set(self, view: ModelView) -> None:
+        self._census.moved(self.views.get(view.spec.name), view)
         self.views[view.spec.name] = view
         self._changed(view.spec.name, view)

@@ -17,6 +17,7 @@ from ballast_worker.control.hostbudget import HostFacts
 from ballast_worker.control.hostplan import HostInputs, HostPlan, make_host_plan
 from ballast_worker.control.models import Failure
 from ballast_worker.control.parts import Parts, reserve
+from ballast_worker.control.settings import SettingError
 from ballast_worker.device import nvml, settling
 from ballast_worker.device.backend import DeviceError, DeviceUnavailableError
 from ballast_worker.device.budget import Budget, BudgetError, resolve
@@ -175,12 +176,15 @@ class Machine:
             weights: bytes of all models that are assigned now; a worker without an operator keeps no more.
             device: the device memory plan; None before it is made.
             workers: that divide a budget which they do not share, as the operator says; 0: as the configuration says.
+
+        Raises:
+            SettingError: the directory of the pool is out of reach.
         """
         config = self._config
         return make_host_plan(
             HostInputs(
                 config=config.host,
-                facts=self._host(self._pool()),
+                facts=self._host_facts(),
                 backend=config.backend,
                 managed=config.managed,
                 workers=workers or config.host.workers,
@@ -196,7 +200,7 @@ class Machine:
         """
         plan = self.host_plan(weights, None, workers=workers)
         if plan.budget is None:
-            return hostbudget.most(self._config.host, self._host(self._pool()), useful=self._useful(weights))
+            return hostbudget.most(self._config.host, self._host_facts(), useful=self._useful(weights))
         return plan.budget if plan.fits else 0
 
     def failure(self, error: BaseException) -> Failure:
@@ -209,6 +213,16 @@ class Machine:
             case OSError():
                 return Failure(Reason.INVALID_SPEC, str(error))
         return Failure(Reason.LOAD_FAILED_WILL_RETRY, f"{type(error).__name__}: {error}")
+
+    def _host_facts(self) -> HostFacts:
+        pool = self._pool()
+        try:
+            return self._host(pool)
+        except (OSError, ValueError) as error:
+            why = (isinstance(error, OSError) and error.strerror) or error
+            raise SettingError(
+                f"host.directory: {pool} cannot be used: {why}; name a folder that user {os.getuid()} may enter"
+            ) from error
 
     def _useful(self, weights: int) -> int | None:
         return None if self._config.managed else weights

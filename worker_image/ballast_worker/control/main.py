@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from ballast_contract import __version__
 from ballast_contract.command_line import Parser
-from ballast_contract.config import ConfigError, WorkerConfig, load, unread_variables
+from ballast_contract.config import ConfigError, WorkerConfig
+from ballast_contract.loading import load, unread_variables
 from ballast_worker.control import logs
 
 _log = logging.getLogger(__name__)
@@ -65,12 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(config: WorkerConfig, arguments: Sequence[str]) -> int:
     prepare_process(config)
-    from ballast_worker.control.process import StateInUseError, WorkerProcess  # noqa: PLC0415 - imports JAX
+    from ballast_worker.control.process import WorkerProcess  # noqa: PLC0415 - imports JAX
     from ballast_worker.control.worker import EXIT_PLAN_ANEW  # noqa: PLC0415
 
     try:
         process = WorkerProcess(config)
-    except (OSError, StateInUseError) as error:
+    except OSError as error:
         sys.stderr.write(f"ballast-worker: {error}\n")
         return EXIT_USAGE
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -102,6 +104,7 @@ def command_line() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML); without one, defaults")
+    parser.add_argument("--version", action="version", version=f"ballast-worker {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     commands.add_parser("serve", help="serve until terminated (the default)", allow_abbrev=False)
     plan = commands.add_parser(

@@ -57,13 +57,31 @@ class Planner:
         self._inputs: PlanInputs | None = None
         self._made: Plan | None = None  # before anything was observed
         self._again_at: float | None = None
+        self._broken: Failure | None = None  # what planning itself failed of last
 
     def look(self) -> None:
         """See what the budget is now: once the machine is settled, and as long as nothing is reserved."""
         self.limits.basis = replace(self.limits.basis, budget=self._machine.look())
 
     def consider(self, lineup: Lineup, now: float) -> Accepted | Failure | None:
-        """A plan for what is built, or why there is none; None when nothing has changed since the last."""
+        """A plan for what is built, or why there is none; None when nothing has changed since the last.
+
+        What fails on the way is said once, and tried again each time.
+        """
+        try:
+            found = self._consider(lineup, now)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must be told, and must not end the loop
+            self._inputs = self.limits.plan = None
+            failure = self._machine.failure(error)
+            if failure == self._broken:
+                return None
+            self._broken = failure
+            _log.exception("planning failed")
+            return failure
+        self._broken = None
+        return found
+
+    def _consider(self, lineup: Lineup, now: float) -> Accepted | Failure | None:
         again = self._again_at is not None and now >= self._again_at
         if again or self._inputs is None:
             self.look()

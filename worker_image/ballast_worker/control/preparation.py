@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ballast_contract.config import WorkerConfig
+from ballast_contract.reasons import Reason
 from ballast_worker.build.builder import Builder, BuildRequest
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import Bundle, open_bundle
 from ballast_worker.bundle.uri import resolve_uri
 from ballast_worker.control.models import Built, Failure
+
+_log = logging.getLogger(__name__)
 
 
 def inspect(uri: str, digest: str, stores: Mapping[str, Path]) -> Bundle:
@@ -52,6 +56,13 @@ class Workshop:
             memory_bytes: device memory that the builder may take.
             progress: told in words what is being done.
         """
+        try:
+            return self._build(bundle, memory_bytes, progress)
+        except Exception as error:  # noqa: BLE001 - one model's trouble is not the others'
+            _log.exception("%s could not be built", bundle.path)
+            return Failure(Reason.LOAD_FAILED_WILL_RETRY, f"building failed: {type(error).__name__}: {error}")
+
+    def _build(self, bundle: Bundle, memory_bytes: int, progress: Callable[[str], None]) -> Built | Failure:
         request = BuildRequest(
             bundle=bundle.path,
             digest=bundle.digest,

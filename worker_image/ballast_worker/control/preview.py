@@ -20,6 +20,7 @@ from ballast_worker.control.models import Built, Failure
 from ballast_worker.control.planning import Basis, DeviceLimits
 from ballast_worker.control.preparation import Workshop, inspect
 from ballast_worker.control.quarantine import Quarantine
+from ballast_worker.control.settings import SettingError, named
 from ballast_worker.control.standalone import Folder
 from ballast_worker.device.plan import Plan
 
@@ -63,11 +64,7 @@ def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) 
         raise PreviewError(machine.fault.message)
     basis = Basis(config, machine.budget, machine.context, machine.overhead(0))
     limits = DeviceLimits(basis)
-    try:
-        store = ExecutableStore(config.executable_store)
-    except StoreError as error:
-        raise PreviewError(str(error)) from error
-    workshop = Workshop(config, LocalBuilder(store, parallelism=config.build.parallelism))
+    workshop = Workshop(config, LocalBuilder(_store(config), parallelism=config.build.parallelism))
     built: dict[str, Built] = {}
     refused: dict[str, Failure] = {}
     assignment = _assignment(config)
@@ -82,10 +79,21 @@ def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) 
             built[name] = found
     weights = sum(one.bundle.layout.nbytes for one in built.values())
     workers = assignment.node_workers
-    basis = replace(basis, overhead=machine.overhead(machine.locked_bytes(weights, workers=workers)))
     wishes = {name: spec.residency for name, spec in specs.items()}
-    made = basis.plan(basis.inputs(planning.wanted(built, wishes)))
-    return Preview(made, machine.host_plan(weights, made, workers=workers), refused)
+    try:
+        basis = replace(basis, overhead=machine.overhead(machine.locked_bytes(weights, workers=workers)))
+        made = basis.plan(basis.inputs(planning.wanted(built, wishes)))
+        return Preview(made, machine.host_plan(weights, made, workers=workers), refused)
+    except SettingError as error:
+        raise PreviewError(str(error)) from error
+
+
+def _store(config: WorkerConfig) -> ExecutableStore:
+    try:
+        with named("executableStore", config.executable_store):
+            return ExecutableStore(config.executable_store)
+    except (SettingError, StoreError) as error:
+        raise PreviewError(str(error)) from error
 
 
 def _assignment(config: WorkerConfig) -> Assignment:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ballast_contract.config import WorkerConfig
 from ballast_worker.build.local import LocalBuilder
 from ballast_worker.build.store import ExecutableStore
-from ballast_worker.control import introspection, metrics
+from ballast_worker.control import introspection, metrics, ports
 from ballast_worker.control.certificates import Certificates
 from ballast_worker.control.draining import LINGER_SECONDS
 from ballast_worker.control.http import PageServer
@@ -23,14 +23,11 @@ from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.refusals import Refusals
 from ballast_worker.control.server import ControlServer
 from ballast_worker.control.service import ControlService
+from ballast_worker.control.settings import SettingError, named
 from ballast_worker.control.worker import Worker
 from ballast_worker.host import limits
 
 _log = logging.getLogger(__name__)
-
-
-class StateInUseError(Exception):
-    """Another process uses the state directory; the message names it."""
 
 
 class WorkerProcess:
@@ -46,8 +43,7 @@ class WorkerProcess:
         control_port, metrics_port, introspection_port: after 0 was replaced by what the system gave.
 
     Raises:
-        OSError: a directory or port cannot be had.
-        StateInUseError: a second worker on one state directory.
+        SettingError: a directory or port cannot be had, also because another worker uses it.
     """
 
     def __init__(
@@ -60,14 +56,13 @@ class WorkerProcess:
     ) -> None:
         self._config, self._refusals = config, Refusals()
         with contextlib.ExitStack() as undo:
-            undo.enter_context(_own(config.state_directory.expanduser()))
+            with named("stateDirectory", config.state_directory):
+                undo.enter_context(_own(config.state_directory.expanduser()))
+            undo.enter_context(ports.reserved(config.serving))
+            with named("executableStore", config.executable_store):
+                store = ExecutableStore(config.executable_store)
             self._workshop = Workshop(
-                config,
-                LocalBuilder(
-                    ExecutableStore(config.executable_store),
-                    parallelism=config.build.parallelism,
-                    shortage=limits.shortage,
-                ),
+                config, LocalBuilder(store, parallelism=config.build.parallelism, shortage=limits.shortage)
             )
             undo.callback(self._workshop.close)
             self.worker = Worker(
@@ -147,7 +142,7 @@ def _own(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StateInUseError(
+            raise SettingError(
                 f"stateDirectory '{directory}' is used by another worker: give each worker one of its own"
             ) from None
         yield

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ballast_worker.bundle.placing import replace_file
 from ballast_worker.control.assignment import AssignedModel
 from ballast_worker.control.journal import Culprit
+from ballast_worker.control.kept import read_json
+
+_log = logging.getLogger(__name__)
 
 _TWICE_WITHIN_SECONDS: Final = 600.0
 """Between two deaths that are one model's fault. Anything may kill a worker once, and a busy one always runs something."""
@@ -49,11 +53,7 @@ class Quarantine:
         self._models = _load(self.path)
 
     def blame(self, culprits: Sequence[Culprit], models: Iterable[AssignedModel]) -> Mapping[str, Suspect]:
-        """Take what the journal found; returns the models that it speaks of.
-
-        Raises:
-            OSError: the state directory cannot be written.
-        """
+        """Take what the journal found; returns the models that it speaks of."""
         specs, now = {model.name: model for model in models}, self._clock()
         new = {c.model: self._judge(c, specs[c.model].fingerprint, now) for c in culprits if c.model in specs}
         if new:
@@ -67,11 +67,7 @@ class Quarantine:
         return Suspect(fingerprint, culprit.program, now, quarantined=again)
 
     def check(self, model: AssignedModel) -> str | None:
-        """A sentence that says why this model must not run, or None. A changed spec lets it go for good.
-
-        Raises:
-            OSError: the state directory cannot be written.
-        """
+        """A sentence that says why this model must not run, or None. A changed spec lets it go for good."""
         entry = self._models.get(model.name)
         if entry is not None and entry.fingerprint != model.fingerprint:
             self._models = {name: other for name, other in self._models.items() if name != model.name}
@@ -90,12 +86,21 @@ class Quarantine:
 
     def _save(self) -> None:
         data = {name: asdict(entry) for name, entry in self._models.items()}
-        replace_file(self.path, json.dumps(data, sort_keys=True).encode(), mode=0o600)
+        try:
+            replace_file(self.path, json.dumps(data, sort_keys=True).encode(), mode=0o600)
+        except OSError as error:
+            # What holds in this process holds on: a full disk must not keep it from serving.
+            _log.error("stateDirectory: %s cannot be written, so the next start is told less: %s", self.path, error)
 
 
 def _load(path: Path) -> Mapping[str, Suspect]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): Suspect(**entry) for name, entry in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        return {name: _suspect(entry) for name, entry in read_json(path).items()}
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return {}
+
+
+def _suspect(entry: Any) -> Suspect:
+    return Suspect(
+        str(entry["fingerprint"]), str(entry["program"]), float(entry["at"]), quarantined=bool(entry["quarantined"])
+    )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,19 +29,20 @@ class Retries:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._retries: dict[str, _Retry] = {}
+        # By time. An entry whose time is no longer that of its retry is passed over.
+        self._queue: list[tuple[float, str]] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._retries
 
     def soon(self, name: str) -> None:
         """Something that worked until now has failed: try it again after the shortest pause."""
-        self._retries[name] = _Retry(self._clock() + _FIRST_SECONDS, 0)
+        self._plan(name, _FIRST_SECONDS, 0)
 
     def failed(self, name: str) -> None:
         """An attempt has failed, the first one or a later one."""
         attempts = self._retries[name].attempts + 1 if name in self._retries else 0
-        pause = min(_FIRST_SECONDS * 2**attempts, _LAST_SECONDS)
-        self._retries[name] = _Retry(self._clock() + pause, attempts)
+        self._plan(name, min(_FIRST_SECONDS * 2.0 ** min(attempts, 16), _LAST_SECONDS), attempts)
 
     def forget(self, name: str) -> None:
         """It works, is not wanted any more, or cannot pass."""
@@ -48,8 +50,16 @@ class Retries:
 
     def due(self) -> list[str]:
         """What is to be tried now; each is named once for each failure."""
-        now = self._clock()
-        names = [name for name, retry in self._retries.items() if retry.due <= now]
-        for name in names:
-            self._retries[name].due = math.inf
+        now, names = self._clock(), []
+        while self._queue and self._queue[0][0] <= now:
+            due, name = heapq.heappop(self._queue)
+            retry = self._retries.get(name)
+            if retry is not None and retry.due == due:
+                retry.due = math.inf
+                names.append(name)
         return names
+
+    def _plan(self, name: str, pause: float, attempts: int) -> None:
+        due = self._clock() + pause
+        self._retries[name] = _Retry(due, attempts)
+        heapq.heappush(self._queue, (due, name))

@@ -17,6 +17,7 @@ from ballast_worker.control.certificates import Certificates
 from ballast_worker.control.front import TlsFront
 from ballast_worker.control.refusals import Refusals
 from ballast_worker.control.service import MAX_WATCHERS, ControlService, add_to
+from ballast_worker.control.settings import SettingError
 
 _CALLS: Final = 8
 
@@ -28,7 +29,7 @@ class ControlServer:
     leaves the worker.
 
     Raises:
-        OSError: the port cannot be had, or the path of the temporary directory is too long for a socket.
+        SettingError: the port cannot be had, or the path of the temporary directory is too long for a socket.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ControlServer:
         try:
             return int(self._server.add_insecure_port(address))
         except RuntimeError as error:
-            raise OSError(f"serving.controlPort: {address} cannot be listened on: {error}") from error
+            raise SettingError(f"serving.controlPort: {address} cannot be listened on: {error}") from error
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -82,4 +83,4 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
     except OSError as error:
-        raise OSError(f"serving.controlPort: {host}:{port} cannot be listened on: {error}") from error
+        raise SettingError(f"serving.controlPort: {host}:{port} cannot be listened on: {error.strerror}") from error

@@ -14,7 +14,7 @@ from ballast_worker.bundle.digests import bytes_digest
 from ballast_worker.bundle.errors import BundleError, MissingError
 from ballast_worker.bundle.files import FileIdentity, open_directory, open_file, read_file
 from ballast_worker.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
-from ballast_worker.control.assignment import AssignedModel, AssignmentError, check_names
+from ballast_worker.control.assignment import AssignedModel, AssignmentError, check_names, check_number
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +64,10 @@ class Folder:
         """The models now.
 
         Raises:
-            AssignmentError: two have one name, or the folder cannot be read.
+            AssignmentError: two have one name, there are too many, or the folder cannot be read.
         """
         models = (*self._listed, *self._bundles())
+        check_number(len(models))
         check_names(models)
         return models
 

@@ -38,6 +38,7 @@ from ballast_worker.control.planner import Accepted, Planner
 from ballast_worker.control.preparation import Workshop
 from ballast_worker.control.quarantine import Quarantine
 from ballast_worker.control.report import Condition, Phase, WorkerView, worker_state
+from ballast_worker.control.settings import named
 from ballast_worker.control.standalone import Folder
 from ballast_worker.control.watchdog import Watchdog
 from ballast_worker.device.plan import Plan
@@ -66,6 +67,9 @@ class Worker:
         scan_seconds: between two looks at the folder, where no operator assigns the models.
         linger_seconds: for which calls are passed on at least after all models have moved.
         clock: monotonic seconds.
+
+    Raises:
+        SettingError: the state directory cannot be written.
     """
 
     def __init__(
@@ -81,7 +85,8 @@ class Worker:
         self._config, self._machine, self._workshop, self._clock = config, machine, workshop, clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         state = config.state_directory.expanduser()
-        self._journal = CulpritJournal(state / "journal")
+        with named("stateDirectory", config.state_directory):
+            self._journal = CulpritJournal(state / "journal")
         self._quarantine = Quarantine(state)
         self._planner = Planner(config, machine)
         self._watchdog = Watchdog(clock)
@@ -114,6 +119,7 @@ class Worker:
         self._reserver = ThreadPoolExecutor(1, thread_name_prefix="reserve")
         self._reservation: Future[Parts] | None = None
         self._assigned = False
+        self._look_at = 0.0
         self._chores = Chores(config, self._lineup, workshop)
         grace = config.serving.grace_seconds if config.managed else 0.0
         self._draining = Draining(max(0.0, grace - END_SECONDS), linger_seconds=linger_seconds, clock=clock)
@@ -174,15 +180,22 @@ class Worker:
         self.feed.start()
         self._begin()
         while self._ended is None:
-            try:
-                with contextlib.suppress(queue.Empty):
-                    self._inbox.get(timeout=_TICK_SECONDS)()
-                if self._ended is None:
-                    self._turn()
-            except Exception:  # noqa: BLE001 - one event's fault must not end what serves
-                _log.exception("an event of the control loop failed")
+            for step in (self._take_event, self._end_in_time, self._turn):
+                try:
+                    if self._ended is None:
+                        step()
+                except Exception:  # noqa: BLE001 - one event's fault must not end what serves, or keep it from ending
+                    _log.exception("an event of the control loop failed")
             self._watchdog.turned(self._parts.engine if self._parts is not None else None)
         return self._ended
+
+    def _take_event(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._inbox.get(timeout=_TICK_SECONDS)()
+
+    def _end_in_time(self) -> None:
+        if self._draining.over(self._deserted):
+            self._finish()
 
     def _begin(self) -> None:
         """Begin with what an operator has assigned last, or with the models of the folder once it has answered."""
@@ -258,11 +271,17 @@ class Worker:
             if self._lineup.handed_over:
                 self._become_ready(parts)
         elif self._condition.phase is Phase.READY:
-            self._set_condition(Phase.READY, self._host_trouble(parts))
             self._chores.do(parts, now)
-            self._look_around(now)
-        if self._ended is None and self._draining.over(self._deserted):
-            self._finish()
+            if self._rested(now):
+                self._set_condition(Phase.READY, self._host_trouble(parts))
+                self._look_around(now)
+
+    def _rested(self, now: float) -> bool:
+        """Whether to look at all models again: not at every event of one of them."""
+        if now < self._look_at:
+            return False
+        self._look_at = now + _TICK_SECONDS
+        return True
 
     def _consider(self, now: float) -> None:
         """Make a plan when everything that it needs is known and it would be another one."""
@@ -272,6 +291,8 @@ class Worker:
             if self._condition.phase is Phase.STARTING:
                 done, all_ = self._lineup.progress
                 self._set_condition(Phase.STARTING, message=f"{done} of {all_} models are prepared")
+            return
+        if self._condition.phase is Phase.REFUSED and not self._rested(now):
             return
         match self._planner.consider(self._lineup, now):
             case Failure() as failure:

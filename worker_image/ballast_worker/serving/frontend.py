@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import uvloop
@@ -69,7 +70,7 @@ class Frontend:
         """Listen on both ports.
 
         Raises:
-            OSError: a port cannot be had; the message names it.
+            OSError: a port cannot be had; the message names its setting.
         """
         config = self._config
         service = Service(
@@ -95,8 +96,10 @@ class Frontend:
             timeout_seconds=config.request_timeout_seconds,
         )
         try:
-            http = await self._http.start(config.host, config.http_port)
-            return Ports(http, await self._grpc.start(config.host, config.grpc_port))
+            with _said_of("serving.httpPort", config.http_port):
+                http = await self._http.start(config.host, config.http_port)
+            with _said_of("serving.grpcPort", config.grpc_port):
+                return Ports(http, await self._grpc.start(config.host, config.grpc_port))
         except OSError:
             await self.stop(grace_seconds=0)
             raise
@@ -174,3 +177,11 @@ def run_in_thread(frontend: Frontend) -> FrontendThread:
         thread.join()
         raise
     return FrontendThread(ports, loop, frontend, thread)
+
+
+@contextlib.contextmanager
+def _said_of(setting: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{setting} {port} cannot be listened on: {error.strerror or error}") from error
