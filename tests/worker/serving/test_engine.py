@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from contextlib import contextmanager
 
@@ -418,6 +419,8 @@ def test_a_damaged_executable_is_not_loaded(rig, affine, tmp_path):
     assert f"the builder wrote {affine.programs[0].digest}" in refusal.message
     file.unlink()
     assert "cannot be read: No such file" in rig.add("affine", damaged).message
+    os.mkfifo(file)
+    assert "x.executable is not a regular file" in rig.add("affine", damaged).message
     assert rig.serves("affine") is None
 
 

@@ -107,8 +107,9 @@ def load(program: BuiltProgram, device: jax.Device, *, inputs: int) -> LoadedPro
     """
     try:
         data = read_executable(program.file)
-    except (BundleError, OSError) as error:
-        raise _unusable(f"executable {program.file} cannot be read: {error.__cause__ or error}") from error
+    except BundleError as error:
+        why = getattr(error.__cause__, "strerror", None) or error
+        raise _unusable(f"executable {program.file} cannot be read: {why}") from error
     if (digest := f"sha256:{hashlib.sha256(data).hexdigest()}") != program.digest:
         raise _unusable(f"executable {program.file} has digest {digest}, the builder wrote {program.digest}")
     try:
