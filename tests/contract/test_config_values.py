@@ -103,10 +103,10 @@ def test_the_home_of_nobody_is_refused_by_the_setting(tmp_path, key):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("device:", "'device': must be a mapping of keys (got nothing)"),
-        ("device: 5", "'device': must be a mapping of keys (got 5)"),
+        ("device:", "'device': must be a mapping of keys to values (got nothing)"),
+        ("device: 5", "'device': must be a mapping of keys to values (got 5)"),
         ("models: 5", "'models': must be a list (got 5)"),
-        ("models: [5]", "'models.0': must be a mapping of keys (got 5)"),
+        ("models: [5]", "'models.0': must be a mapping of keys to values (got 5)"),
         ("models: [{uri: file:///a}]", "'models.0.name': is missing"),
         ("stores: []", "'stores': must be a mapping of keys"),
         ("name: 5", "'name': must be text; put it in quotes (got 5)"),

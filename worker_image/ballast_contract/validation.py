@@ -16,7 +16,7 @@ from ballast_contract.former_names import ALL_NAMES, RENAMED, SECTIONS, places
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
-_A_MAPPING: Final = "must be a mapping of keys"
+_A_MAPPING: Final = "must be a mapping of keys to values"
 _A_NUMBER: Final = "must be a whole number"
 _TRUE_OR_FALSE: Final = "must be true or false"
 
@@ -40,8 +40,8 @@ _WORDS: Final[Mapping[str, str]] = {
     "string_too_long": "may have a length of at most {max_length}",
     "string_too_short": "needs a length of at least {min_length}",
     "string_type": "must be text; put it in quotes",
-    "too_long": "may have a length of at most {max_length}",
-    "too_short": "needs a length of at least {min_length}",
+    "too_long": "may have at most {max_length} items",
+    "too_short": "must have {min_length} or more items",
     "tuple_type": "must be a list",
 }
 """What a rule of pydantic says to whoever writes a file; what is not here is said in pydantic's words."""
@@ -49,8 +49,6 @@ _WORDS: Final[Mapping[str, str]] = {
 
 def short(value: object) -> str:
     """A value for a message, cut where it is long."""
-    if value is None:
-        return "nothing"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and abs(value) >= 10**40:
@@ -111,7 +109,7 @@ def _given(fault: Any, words: str) -> str:
         return f" (got {short(value)}: its name here is {RENAMED[value]})"
     if isinstance(value, str) and short(value) in words:
         return ""
-    return f" (got {short(value)})"
+    return f" (got {'nothing' if value is None else short(value)})"
 
 
 def keys_at(model: type[pydantic.BaseModel], path: Iterable[int | str]) -> list[str]:

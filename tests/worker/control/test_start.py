@@ -71,9 +71,13 @@ def file_at(path):
 
 
 @pytest.mark.parametrize(
-    ("key", "setting"), [("state_directory", "stateDirectory"), ("executable_store", "executableStore")]
+    ("key", "words"),
+    [
+        ("state_directory", "stateDirectory '{}' cannot be used: {}"),
+        ("executable_store", "the executable store '{}' cannot be written: {}.* set executableStore"),
+    ],
 )
-def test_a_directory_that_cannot_be_made_is_told_of_its_setting(config_for, tmp_path, key, setting):
+def test_a_directory_that_cannot_be_made_is_told_of_its_setting(config_for, tmp_path, key, words):
     place = file_at(tmp_path / "file")
     for where, why in (
         (place, "File exists"),
@@ -81,14 +85,14 @@ def test_a_directory_that_cannot_be_made_is_told_of_its_setting(config_for, tmp_
         (tmp_path / ("x" * 256), "File name too long"),
         ("/proc/nowhere", "No such file or directory"),
     ):
-        with pytest.raises(SettingError, match=rf"^{setting} '{where}' cannot be used: {why}"):
+        with pytest.raises(OSError, match="^" + words.format(where, why)):
             WorkerProcess(config_for(**{key: str(where)}))
 
 
 def test_a_plan_is_refused_for_a_store_in_the_words_of_a_start(config_for, tmp_path):
     place = file_at(tmp_path / "file")
     config = config_for(executable_store=str(place))
-    with pytest.raises(preview.PreviewError, match=rf"^executableStore '{place}' cannot be used: File exists"):
+    with pytest.raises(preview.PreviewError, match=rf"^the executable store '{place}' cannot be written: File exists"):
         preview.plan(config, Machine(config), say=str)
 
 
@@ -98,8 +102,8 @@ def test_a_plan_leaves_out_what_cannot_be_built_and_says_why(config_for, small_b
 
     monkeypatch.setattr("ballast_worker.build.local.LocalBuilder.build", denied)
     config = config_for(models=[{"name": "m", "uri": f"file://{small_bundle.path}"}])
-    _, refused = preview.plan(config, Machine(config), say=str)
-    assert "building failed: PermissionError" in refused["m"].message
+    made = preview.plan(config, Machine(config), say=str)
+    assert "building failed: PermissionError" in made.refused["m"].message
 
 
 def test_a_start_that_a_setting_forbids_ends_with_2_and_one_line(tmp_path, capsys, monkeypatch):
@@ -173,7 +177,7 @@ def test_a_pool_that_this_user_may_not_look_at_is_refused_by_its_setting(config_
     def describe(_):
         raise error
 
-    monkeypatch.setattr("ballast_worker.control.hostbudget.describe", describe)
+    monkeypatch.setitem(Machine.__init__.__kwdefaults__, "host", describe)
     running = start(config_for(managed=True))
     running.assign()
     state = running.until(lambda state: state.condition.phase == pb.WORKER_PHASE_REFUSED)

@@ -20,7 +20,7 @@ from ballast_worker.control.models import Built, Failure
 from ballast_worker.control.planning import Basis, DeviceLimits
 from ballast_worker.control.preparation import Workshop, inspect
 from ballast_worker.control.quarantine import Quarantine
-from ballast_worker.control.settings import SettingError, named
+from ballast_worker.control.settings import SettingError
 from ballast_worker.control.standalone import Folder
 from ballast_worker.device.plan import Plan
 
@@ -90,9 +90,8 @@ def plan(config: WorkerConfig, machine: Machine, *, say: Callable[[str], None]) 
 
 def _store(config: WorkerConfig) -> ExecutableStore:
     try:
-        with named("executableStore", config.executable_store):
-            return ExecutableStore(config.executable_store)
-    except (SettingError, StoreError) as error:
+        return ExecutableStore(config.executable_store)
+    except StoreError as error:
         raise PreviewError(str(error)) from error
 
 

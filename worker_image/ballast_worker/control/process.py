@@ -59,8 +59,7 @@ class WorkerProcess:
             with named("stateDirectory", config.state_directory):
                 undo.enter_context(_own(config.state_directory.expanduser()))
             undo.enter_context(ports.reserved(config.serving))
-            with named("executableStore", config.executable_store):
-                store = ExecutableStore(config.executable_store)
+            store = ExecutableStore(config.executable_store)
             self._workshop = Workshop(
                 config, LocalBuilder(store, parallelism=config.build.parallelism, shortage=limits.shortage)
             )
