@@ -259,9 +259,13 @@ def test_a_program_that_would_take_more_than_the_budget_is_refused_before_it_run
 
 
 def test_a_builder_that_takes_the_last_host_memory_is_killed_and_the_other_goes_on(store, endless_bundle, request_for):
-    """The shortage begins when both run; which of two holds more decides who goes."""
+    """The shortage begins when both run and ends with one of them; which of two holds more decides who goes."""
     short = threading.Event()
-    local = LocalBuilder(store, parallelism=2, shortage=lambda: "nothing is left" if short.is_set() else None)
+    local = LocalBuilder(
+        store,
+        parallelism=2,
+        shortage=lambda: "nothing is left" if short.is_set() and len(local._running) == 2 else None,
+    )
     results = []
     running = threading.Semaphore(0)
 
@@ -270,14 +274,13 @@ def test_a_builder_that_takes_the_last_host_memory_is_killed_and_the_other_goes_
             running.release()
 
     def build():
-        results.append(local.build(request_for(endless_bundle, timeout_seconds=60.0), progress=progress))
-        short.clear()
+        results.append(local.build(request_for(endless_bundle), progress=progress))
 
     threads = [threading.Thread(target=build) for _ in range(2)]
     for thread in threads:
         thread.start()
     for _ in threads:
-        assert running.acquire(timeout=60)
+        assert running.acquire(timeout=120)
     short.set()
     for _ in range(600):
         if results:
@@ -330,11 +333,11 @@ def test_no_more_builders_run_at_once_than_are_allowed_and_those_that_wait_have_
                 self.acquire()
 
     def follow(self, message, progress):
-        running.add(id(self))
+        running.add(self)
         most.append(len(running))
         seen.put("runs")
         assert end.acquire(timeout=20)
-        running.discard(id(self))
+        running.discard(self)
         return Outcome(failure=BuildFailure(Reason.LOAD_FAILED_PERMANENT, "as it was told to"))
 
     monkeypatch.setattr(threading, "BoundedSemaphore", Watched)

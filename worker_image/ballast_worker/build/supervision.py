@@ -43,7 +43,7 @@ class Outcome:
     finished: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Supervised:
     """A builder process and the thread that watches it.
 
