@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -58,7 +59,7 @@ class PageServer:
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Page], *, setting: str) -> None:
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(pages))
+            self._server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), _handler(pages))
         except OSError as error:
             raise SettingError(f"{setting}: {host}:{port} cannot be listened on: {error.strerror}") from error
         self._server.daemon_threads = True
@@ -73,6 +74,10 @@ class PageServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
 
 
 def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
