@@ -13,8 +13,9 @@ from ballast_worker.device.backend import DeviceError
 
 PAGE_BYTES = 4096
 
-PIECE_BYTES = 1 << 20
-"""About 0.1 ms of copying, after which progress is told and what was copied is released."""
+PIECE_BYTES = 8 << 20
+"""About 0.5 ms of copying, after which progress is told and what was copied is released. With pieces of 1 MiB what comes
+between them took a twentieth of a load."""
 
 
 class CpuBackend:
