@@ -23,8 +23,8 @@ class TestArenaOnCpu(MovingMemoryConformance):
         memory.close()
 
 
-def test_a_large_chunk_goes_in_a_few_pieces_and_arrives_whole(monkeypatch):
-    sizes = []
+def test_a_large_chunk_arrives_whole_in_a_few_pieces_and_after_each_the_core_is_given_up(monkeypatch):
+    sizes, yields = [], []
     send = CpuUpload.send
 
     def counted(upload, offset, data, *, locked):
@@ -32,6 +32,7 @@ def test_a_large_chunk_goes_in_a_few_pieces_and_arrives_whole(monkeypatch):
         return send(upload, offset, data, locked=locked)
 
     monkeypatch.setattr(CpuUpload, "send", counted)
+    monkeypatch.setattr("os.sched_yield", lambda: yields.append(len(sizes)))
     nbytes = 2 * PIECE_BYTES + ALIGNMENT
     backend = CpuBackend()
     memory = ArenaMemory(backend, nbytes)
@@ -39,6 +40,7 @@ def test_a_large_chunk_goes_in_a_few_pieces_and_arrives_whole(monkeypatch):
     memory.place("a", pack([TensorSpec("w", "uint8", (nbytes,))]))
     memory.fill("a", [Chunk(0, memoryview(image))])
     assert sizes == [PIECE_BYTES, PIECE_BYTES, ALIGNMENT]
+    assert yields == [1, 2, 3]
     assert backend.read(0, nbytes) == image
     memory.abandon("a")
     memory.close()
