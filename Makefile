@@ -45,9 +45,11 @@ GPU_PATH := $(CURDIR)/operator:$(CURDIR)/worker_image:$(CURDIR)/tests:$(CURDIR)
 test-gpu: ## what needs an NVIDIA GPU, each file in a process of its own; GPU_MODELS=DIR names sample bundles
 	set -e; for file in tests/gpu/test_*.py; do PYTHONPATH="$(GPU_PATH)" python3 -m pytest -m gpu $$file; done
 
-.PHONY: bench-eviction bench-policy bench-churn bench-host bench-operator bench-placement bench-gpu
-bench-eviction bench-policy bench-churn bench-host bench-placement: venv
+.PHONY: bench-eviction bench-policy bench-churn bench-host bench-operator bench-placement bench-requests bench-cpu-loads bench-gpu
+bench-eviction bench-policy bench-churn bench-host bench-placement bench-requests: venv
 	$(PYTHON) -m benchmarks.$(@:bench-%=%) $(ARGS)
+bench-cpu-loads: venv
+	$(PYTHON) -m benchmarks.cpu_loads $(ARGS)
 bench-operator: setup
 	$(PYTHON) -m benchmarks.operator $(ARGS)
 bench-gpu:
@@ -58,6 +60,8 @@ bench-churn: ## 10,000 loads: failed allocations and growth, with and without co
 bench-host: ## fill rate of the host pool against the plain read rate, table and eviction at 1,000 regions
 bench-operator: ## 5,000 models on 200 simulated workers with a real API server
 bench-placement: ## packing against round robin, least loaded and plain LPT
+bench-requests: ## what a request costs on its way through a worker on one core, over JSON, raw tensors and gRPC
+bench-cpu-loads: ## p99 of requests with large inputs while a large model loads on the CPU, and the load against memcpy
 bench-gpu: ## loads, compaction, churn and plan on an NVIDIA GPU, with the python3 that has JAX for CUDA
 
 .PHONY: venv

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ballast_operator.cluster.resources import BUDGETS
-from benchmarks.operator import bare, objects, pods, processor
+from benchmarks import processor
+from benchmarks.operator import bare, objects, pods
 from benchmarks.operator.certificate import worker_certificate
 from benchmarks.operator.ground import Ground, enter_network, ground
 from benchmarks.operator.subject import Scrape, Subject

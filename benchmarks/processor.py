@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,23 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 def seconds(pid: int) -> float:
     """Processor time of a process so far, of the user and of the system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = _fields(Path(f"/proc/{pid}/stat"))
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def group_seconds(group: int) -> float:
+    """The same of all processes that now are in a process group."""
+    total = 0.0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if int(_fields(process / "stat")[2]) == group:
+                total += seconds(int(process.name))
+    return total
+
+
+def _fields(stat: Path) -> list[str]:
+    """What follows the name, which may have spaces and parentheses itself."""
+    return stat.read_text().rpartition(")")[2].split()
 
 
 class Meter:
