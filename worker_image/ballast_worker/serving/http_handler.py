@@ -24,6 +24,7 @@ from ballast_worker.serving.http_passing import HttpPassing
 from ballast_worker.serving.http_replies import fail, refuse
 from ballast_worker.serving.routes import Operation, Route
 from ballast_worker.serving.service import Service
+from ballast_worker.serving.shown import shown
 from ballast_worker.serving.tensors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -184,6 +185,8 @@ def _seen_through(exchange: Exchange) -> Iterator[None]:
 def _header_length(value: bytes | None) -> int | None:
     if value is None:
         return None
-    if not value.isdigit():
-        raise RequestError(f"Inference-Header-Content-Length is {value.decode('latin-1')!r}: it is a number of bytes")
+    if not value.isdigit() or len(value) > http_codec.DIGITS:
+        raise RequestError(
+            f"Inference-Header-Content-Length is {shown(value.decode('latin-1'))}: it is a number of bytes"
+        )
     return int(value)
