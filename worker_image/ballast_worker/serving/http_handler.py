@@ -14,6 +14,7 @@ from ballast_contract.names import FORWARDED_HEADER
 from ballast_contract.reasons import Reason
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving import http_codec, http_replies, metadata, routes
+from ballast_worker.serving.bodies import RETRY_SECONDS, BodiesFullError
 from ballast_worker.serving.call import Outcome
 from ballast_worker.serving.catalog import Here
 from ballast_worker.serving.content_coding import ContentCodingError, inflate, is_plain
@@ -159,9 +160,13 @@ class HttpHandler:
     async def _inflate(self, exchange: Exchange, route: Route, here: Here, coding: bytes) -> None:
         """Undo the content coding of a body on a thread, so that the loop goes on."""
         try:
-            body = await asyncio.to_thread(inflate, exchange.request.body, coding, self._max_body_bytes)
+            body = await asyncio.to_thread(
+                inflate, exchange.request.body, coding, self._max_body_bytes, exchange.request.share.take
+            )
         except ContentCodingError as error:
             fail(exchange, error.status, str(error))
+        except BodiesFullError as error:
+            fail(exchange, 503, str(error), headers=[f"Retry-After: {RETRY_SECONDS}"])
         else:
             self._infer(exchange, route, here, body)
 
