@@ -147,6 +147,9 @@ class Serving(Section):
     """Requests waiting per model; one more is refused."""
     max_request_bytes: Size = 512 << 20
     """The largest body of a request."""
+    max_held_bytes: Size = 4 << 30
+    """Bodies that are held at one time, of all clients together; a request with more is refused with 503 and Retry-After, a
+    call over gRPC with UNAVAILABLE. At least maxRequestBytes."""
     request_timeout_seconds: Annotated[int, pydantic.Field(ge=1, le=3600)] = 60
     """Deadline of a request that brings none. An HTTP request that has not arrived, or an answer of which nothing leaves, for
     so long ends its connection."""
@@ -169,6 +172,15 @@ class Serving(Section):
                 raise ValueError(
                     f"{other} and {field.alias} are both {port}: give one another port, or 0 for a free one"
                 )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _held(self) -> Self:
+        if self.max_held_bytes < self.max_request_bytes:
+            raise ValueError(
+                f"maxHeldBytes is {self.max_held_bytes} and maxRequestBytes {self.max_request_bytes}: a request of that size "
+                "would never be taken; raise maxHeldBytes, or lower maxRequestBytes"
+            )
         return self
 
 

@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from ballast_worker.serving.bodies import Bodies
 from ballast_worker.serving.http_limits import Limits
 from ballast_worker.serving.http_server import HttpServer
 
@@ -44,7 +45,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def server(clock):
-    server = HttpServer(Handler(), limits=LIMITS, clock=clock)
+    server = HttpServer(Handler(), limits=LIMITS, bodies=Bodies(1 << 20), clock=clock)
     yield server
     await server.stop(0)
 

@@ -10,6 +10,7 @@ import pytest
 from helpers.wire import Wire
 
 from ballast_contract.config import Serving
+from ballast_worker.serving.bodies import Bodies
 from ballast_worker.serving.http_connection import HttpConnection
 from ballast_worker.serving.http_limits import Limits
 from ballast_worker.serving.http_stream import WINDOW, Stream
@@ -77,7 +78,12 @@ class Client:
         self.timers = []
         self.transport = Transport()
         self.connection = HttpConnection(
-            self, opened=self.noted, closed=self.noted, limits=LIMITS, clock=lambda: self.now
+            self,
+            opened=self.noted,
+            closed=self.noted,
+            limits=LIMITS,
+            bodies=Bodies(1 << 20),
+            clock=lambda: self.now,
         )
         self.connection.connection_made(self.transport)
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -35,6 +37,18 @@ def test_calls_leave_in_order_of_arrival():
         queue.put(waiting(queue, sequence))
     assert [queue.take().members[0].sequence for _ in range(5)] == [0, 1, 2, 3, 4]
     assert not queue
+
+
+def test_a_call_that_has_left_is_not_kept_until_its_deadline():
+    queue = make_queue(1)
+    inputs = np.zeros(8)
+    known = weakref.ref(inputs)
+    queue.put(
+        Waiting(Call("m", (inputs,), {"batch": 1}, 3600.0, lambda _: None), 1, 0.0, queue.table.bucket({"batch": 1}), 0)
+    )
+    del inputs
+    queue.take()
+    assert known() is None
 
 
 def test_calls_of_different_programs_are_not_mixed_and_the_oldest_goes_first():

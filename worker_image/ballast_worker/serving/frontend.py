@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import uvloop
 
 from ballast_contract.config import Serving
+from ballast_worker.serving.bodies import Bodies
 from ballast_worker.serving.call import Engine
 from ballast_worker.serving.catalog import Catalog
 from ballast_worker.serving.forwarded import Forwarded
@@ -82,16 +83,18 @@ class Frontend:
             max_waiting=config.max_queue,
             patience_seconds=self._patience_seconds,
         )
+        bodies = Bodies(config.max_held_bytes)
         handler = HttpHandler(
             service,
             self.forwarded,
             max_body_bytes=config.max_request_bytes,
             timeout_seconds=config.request_timeout_seconds,
         )
-        self._http = HttpServer(handler, limits=Limits.of(config), clock=self._clock)
+        self._http = HttpServer(handler, limits=Limits.of(config), bodies=bodies, clock=self._clock)
         self._grpc = GrpcServer(
             service,
             self.forwarded,
+            bodies=bodies,
             max_message_bytes=config.max_request_bytes,
             timeout_seconds=config.request_timeout_seconds,
         )

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.serving import wire
 from ballast_worker.serving.call import Array
-from ballast_worker.serving.http_codec import raw_bytes, refuse_output_parameters, timeout
+from ballast_worker.serving.http_codec import distinct, raw_bytes, refuse_output_parameters, timeout
 from ballast_worker.serving.signature import Request, Signature
-from ballast_worker.serving.tensors import RequestError, Tensor, from_raw, from_values
+from ballast_worker.serving.tensors import RequestError, Tensor, from_numbers, from_raw
 
 _RAW_INPUTS: Final = 7
 _RAW_OUTPUTS: Final = 6
@@ -66,7 +66,7 @@ def decode(signature: Signature, infer: pb.ModelInferRequest, raw: Sequence[memo
                 raise RequestError(f"input '{tensor.name}' has contents beside raw_input_contents: send one of them")
             found.append((tensor, from_raw(tensor, shape, raw[position])))
         else:
-            found.append((tensor, from_values(tensor, shape, _values(tensor, item.contents))))
+            found.append((tensor, _from_contents(tensor, shape, item.contents)))
     inputs, dimensions = signature.gather(found)
     parameters = {name: _parameter(value) for name, value in infer.parameters.items()}
     return Request(
@@ -100,17 +100,17 @@ def _outputs(signature: Signature, wanted: Any) -> list[tuple[Tensor, bool]]:
         tensor = signature.output(item.name)
         refuse_output_parameters(tensor, item.parameters)
         outputs.append((tensor, True))
-    return outputs
+    return distinct(outputs)
 
 
-def _values(tensor: Tensor, contents: pb.InferTensorContents) -> list[Any]:
+def _from_contents(tensor: Tensor, shape: tuple[int, ...], contents: pb.InferTensorContents) -> Array:
     field = _CONTENTS.get(tensor.datatype)
     if field is None:
         raise RequestError(
             f"input '{tensor.name}' of {tensor.datatype} came without raw bytes; it has no typed contents, so send it "
             "in raw_input_contents"
         )
-    return list(getattr(contents, field))
+    return from_numbers(tensor, shape, getattr(contents, field))
 
 
 def _parameter(value: pb.InferParameter) -> object:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -17,6 +19,7 @@ from ballast_contract.reasons import Reason
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving import grpc_codec, metadata
+from ballast_worker.serving.bodies import RETRY_SECONDS, Bodies, BodiesFullError, Share
 from ballast_worker.serving.call import Outcome
 from ballast_worker.serving.catalog import Elsewhere, Here
 from ballast_worker.serving.connections import CONNECTION_SECONDS, Calls
@@ -27,6 +30,8 @@ from ballast_worker.serving.service import Service, forward_timeout
 from ballast_worker.serving.signature import Request
 from ballast_worker.serving.status import RETRY_AFTER, grpc_status, retry_after
 from ballast_worker.serving.tensors import RequestError
+
+_log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Behaviour = Callable[[bytes, Context], Awaitable[bytes]]
@@ -41,10 +46,17 @@ class GrpcServer(grpc.GenericRpcHandler):
     """Answers calls from a `Service`. Belongs to the event loop."""
 
     def __init__(
-        self, service: Service, forwarded: Forwarded, *, max_message_bytes: int, timeout_seconds: float
+        self,
+        service: Service,
+        forwarded: Forwarded,
+        *,
+        bodies: Bodies,
+        max_message_bytes: int,
+        timeout_seconds: float,
     ) -> None:
         self._service = service
         self._forwarded = forwarded
+        self._bodies = bodies
         self._timeout_seconds = timeout_seconds
         self._forwarder = GrpcForwarder()
         self._calls = Calls(clock=time.monotonic)
@@ -97,7 +109,15 @@ class GrpcServer(grpc.GenericRpcHandler):
     def _counted(self, behaviour: Behaviour) -> Behaviour:
         async def run(message: bytes, context: Context) -> bytes:
             with self._calls.call(context.peer()):
-                return await behaviour(message, context)
+                try:
+                    return await behaviour(message, context)
+                except grpc.aio.AbortError:
+                    raise
+                except Exception:  # noqa: BLE001 - whatever it is, the client gets words of ours
+                    _log.exception("a gRPC call could not be answered")
+                    await context.abort(
+                        grpc.StatusCode.INTERNAL, "the worker failed to answer this call; its log has the reason"
+                    )
 
         return run
 
@@ -139,6 +159,11 @@ class GrpcServer(grpc.GenericRpcHandler):
         return pb.ModelMetadataResponse(**described).SerializeToString()
 
     async def _infer(self, message: bytes, context: Context) -> bytes:
+        share = Share(self._bodies)
+        try:
+            share.take(len(message))
+        except BodiesFullError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error), ((RETRY_AFTER, str(RETRY_SECONDS)),))
         try:
             head, raw = grpc_codec.parse(message)
         except RequestError as error:
@@ -150,7 +175,7 @@ class GrpcServer(grpc.GenericRpcHandler):
                 request = grpc_codec.decode(self._service.signature(model, found.manifest), head, raw)
             except RequestError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            outcome = await self._execute(model, request, context)
+            outcome = await self._execute(model, request, context, share)
             if not isinstance(outcome, Refusal):
                 return grpc_codec.encode(model, VERSION, request, outcome)
             if outcome.reason is not Reason.NOT_REQUESTED or _forwarded(context):
@@ -160,13 +185,10 @@ class GrpcServer(grpc.GenericRpcHandler):
             found = await _unless_refused(context, sought)
         return found
 
-    async def _execute(self, model: str, request: Request, context: Context) -> Outcome:
+    async def _execute(self, model: str, request: Request, context: Context, share: Share) -> Outcome:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def receive(outcome: Outcome) -> None:
-            if not future.done():  # the client has gone
-                future.set_result(outcome)
-
+        # The call keeps the message when the client has gone, and so its share.
+        receive = partial(_receive, future, share)
         self._service.submit(model, request, receive, remaining=context.time_remaining())
         return await future
 
@@ -226,6 +248,12 @@ class GrpcServer(grpc.GenericRpcHandler):
         finally:
             if result is not None:
                 self._forwarded.count("grpc", result, request=len(message), answer=len(answer or b""))
+
+
+def _receive(future: asyncio.Future[Outcome], share: Share, outcome: Outcome) -> None:
+    del share
+    if not future.done():  # the client has gone
+        future.set_result(outcome)
 
 
 def _forwarded(context: Context) -> bool:

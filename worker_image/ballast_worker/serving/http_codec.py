@@ -10,10 +10,14 @@ import numpy as np
 import orjson
 
 from ballast_worker.serving.call import Array
+from ballast_worker.serving.shown import shown
 from ballast_worker.serving.signature import Request, Signature
 from ballast_worker.serving.tensors import RequestError, Tensor, from_raw, from_values
 
 _JSON: Final = orjson.OPT_SERIALIZE_NUMPY
+
+DIGITS: Final = 20
+"""Of the largest number of 64 bits."""
 
 
 def decode(signature: Signature, body: bytes, header_length: int | None) -> Request:
@@ -52,7 +56,7 @@ def decode(signature: Signature, body: bytes, header_length: int | None) -> Requ
             continue
         if type(size) is not int or not 0 <= size <= len(raw):
             raise RequestError(
-                f"input '{tensor.name}' has binary_data_size {size!r}; {len(raw)} bytes of raw data are left for it"
+                f"input '{tensor.name}' has binary_data_size {shown(size)}; {len(raw)} bytes of raw data are left for it"
             )
         found.append((tensor, from_raw(tensor, shape, raw[:size])))
         raw = raw[size:]
@@ -79,10 +83,17 @@ def timeout(microseconds: object) -> float | None:
     """
     if microseconds is None:
         return None
-    if isinstance(microseconds, str) and microseconds.isascii() and microseconds.isdigit():
+    if (
+        isinstance(microseconds, str)
+        and len(microseconds) <= DIGITS
+        and microseconds.isascii()
+        and microseconds.isdigit()
+    ):
         microseconds = int(microseconds)
     if type(microseconds) is not int or microseconds < 0:
-        raise RequestError(f"parameter timeout is {microseconds!r}: it is a whole number of microseconds, 0 for none")
+        raise RequestError(
+            f"parameter timeout is {shown(microseconds)}: it is a whole number of microseconds, 0 for none"
+        )
     return microseconds / 1e6 or None
 
 
@@ -130,6 +141,21 @@ def _outputs(signature: Signature, document: dict[str, Any], *, binary: bool) ->
         refuse_output_parameters(tensor, parameters)
         own = parameters.get("binary_data")
         wanted.append((tensor, binary if own is None else own is True))
+    return distinct(wanted)
+
+
+def distinct(wanted: list[tuple[Tensor, bool]]) -> list[tuple[Tensor, bool]]:
+    """The same outputs: an answer has each of them once.
+
+    Raises:
+        RequestError: one of them is there twice.
+    """
+    if len(wanted) > 1:
+        seen: set[int] = set()
+        for tensor, _ in wanted:
+            if tensor.index in seen:
+                raise RequestError(f"output '{tensor.name}' was asked for twice: name it once")
+            seen.add(tensor.index)
     return wanted
 
 

@@ -10,10 +10,11 @@ answers, nothing more is read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from ballast_worker.serving.bodies import Bodies, Share
 from ballast_worker.serving.http_answers import Answers
 from ballast_worker.serving.http_exchange import Exchange, Handler, Progress
 from ballast_worker.serving.http_limits import Limits
@@ -42,14 +43,16 @@ class HttpConnection(BoundedProtocol):
         opened: Callable[[HttpConnection], None],
         closed: Callable[[HttpConnection], None],
         limits: Limits,
+        bodies: Bodies,
         clock: Callable[[], float],
     ) -> None:
         super().__init__()
         self._handler = handler
         self._opened, self._closed = opened, closed
         self._limits = limits
+        self._bodies = bodies
         self._clock = clock
-        self._reader = RequestReader(self, max_body_bytes=limits.body_bytes)
+        self._reader = RequestReader(self, max_body_bytes=limits.body_bytes, bodies=bodies)
         self._answers: Answers
         self._reading: Exchange | None = None
         self._refusal: Exchange | None = None
@@ -73,7 +76,8 @@ class HttpConnection(BoundedProtocol):
         del exc
         self._closed(self)
         self._answers.abandon()
-        self._discarding = True
+        self._discarding, self._reading = True, None
+        self._reader.close()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -83,7 +87,7 @@ class HttpConnection(BoundedProtocol):
             self._reader.read(data)
         except RefusedError as error:
             if not self._discarding:  # it is not behind the last request of the connection
-                self._refuse(error.status, str(error))
+                self._refuse(error.status, str(error), error.headers)
         else:
             if self._reader.under_way and not self._discarding:
                 if self._reading_since is None:
@@ -138,6 +142,8 @@ class HttpConnection(BoundedProtocol):
         """Hand over what one read has brought of a body that is not wanted whole."""
         if piece := self._reader.body():
             stream.feed(piece)
+            if stream.taken and self._reading is not None:
+                self._reading.request.share.give_back()
 
     @property
     def _stream(self) -> Stream | None:
@@ -213,12 +219,15 @@ class HttpConnection(BoundedProtocol):
         if (self._closing or self._discarding) and not self._answers and self._reading_since is None:
             self._transport.close()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, headers: Sequence[str] = ()) -> None:
         """Answer a request that cannot be read to its end, after those before it, then close."""
         if self._transport.is_closing():
             return
-        exchange = self._reading or Exchange(HttpRequest(b"", b"", {}, b""), self, keep_alive=False, chunks=False)
+        exchange = self._reading or Exchange(
+            HttpRequest(b"", b"", {}, b"", Share(self._bodies)), self, keep_alive=False, chunks=False
+        )
         self._discarding, self._reading, self._reading_since = True, None, None
+        self._reader.close()
         exchange.abandon()
         if exchange.stream is None:
             self._answers.add(exchange)
@@ -230,11 +239,12 @@ class HttpConnection(BoundedProtocol):
             self._linger()
         else:
             self._refusal, exchange.begun, exchange.keep_alive = exchange, True, False
-            exchange.respond_json(status, {"error": message})
+            exchange.respond_json(status, {"error": message}, headers=headers)
 
     def _linger(self) -> None:
         """Read and forget for a while, then close."""
         self._discarding, self._reading, self._reading_since = True, None, None
+        self._reader.close()
         self._regulate()
         asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.close)
 

@@ -14,6 +14,7 @@ from ballast_contract.names import FORWARDED_HEADER
 from ballast_contract.reasons import Reason
 from ballast_worker.residency.demand import Refusal
 from ballast_worker.serving import http_codec, http_replies, metadata, routes
+from ballast_worker.serving.bodies import RETRY_SECONDS, BodiesFullError
 from ballast_worker.serving.call import Outcome
 from ballast_worker.serving.catalog import Here
 from ballast_worker.serving.content_coding import ContentCodingError, inflate, is_plain
@@ -24,6 +25,7 @@ from ballast_worker.serving.http_passing import HttpPassing
 from ballast_worker.serving.http_replies import fail, refuse
 from ballast_worker.serving.routes import Operation, Route
 from ballast_worker.serving.service import Service
+from ballast_worker.serving.shown import shown
 from ballast_worker.serving.tensors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -158,9 +160,13 @@ class HttpHandler:
     async def _inflate(self, exchange: Exchange, route: Route, here: Here, coding: bytes) -> None:
         """Undo the content coding of a body on a thread, so that the loop goes on."""
         try:
-            body = await asyncio.to_thread(inflate, exchange.request.body, coding, self._max_body_bytes)
+            body = await asyncio.to_thread(
+                inflate, exchange.request.body, coding, self._max_body_bytes, exchange.request.share.take
+            )
         except ContentCodingError as error:
             fail(exchange, error.status, str(error))
+        except BodiesFullError as error:
+            fail(exchange, 503, str(error), headers=[f"Retry-After: {RETRY_SECONDS}"])
         else:
             self._infer(exchange, route, here, body)
 
@@ -184,6 +190,8 @@ def _seen_through(exchange: Exchange) -> Iterator[None]:
 def _header_length(value: bytes | None) -> int | None:
     if value is None:
         return None
-    if not value.isdigit():
-        raise RequestError(f"Inference-Header-Content-Length is {value.decode('latin-1')!r}: it is a number of bytes")
+    if not value.isdigit() or len(value) > http_codec.DIGITS:
+        raise RequestError(
+            f"Inference-Header-Content-Length is {shown(value.decode('latin-1'))}: it is a number of bytes"
+        )
     return int(value)

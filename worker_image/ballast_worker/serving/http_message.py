@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ballast_worker.serving.bodies import Share
+
 
 @dataclass(slots=True)
 class HttpRequest:
@@ -20,12 +22,14 @@ class HttpRequest:
         target: as on the request line, without a fragment.
         headers: names in lower case; of repeated ones the last.
         body: after chunked coding was undone; empty while it is still coming.
+        share: of the memory for bodies, what this one takes.
     """
 
     method: bytes
     target: bytes
     headers: dict[bytes, bytes]
     body: bytes
+    share: Share
 
 
 _STATUS_LINES: Final = {

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import httptools
 
+from ballast_worker.serving.bodies import RETRY_SECONDS, Bodies, BodiesFullError, Share
 from ballast_worker.serving.http_limits import MAX_HEAD_BYTES
 from ballast_worker.serving.http_message import HttpRequest
 
@@ -18,11 +20,13 @@ class RefusedError(Exception):
 
     Attributes:
         status: HTTP status.
+        headers: further lines of the answer.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, headers: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = headers
 
 
 class Receiver(Protocol):
@@ -51,10 +55,13 @@ class RequestReader:
         under_way: a request has begun, and not come to its end.
     """
 
-    def __init__(self, receiver: Receiver, *, max_body_bytes: int) -> None:
+    def __init__(self, receiver: Receiver, *, max_body_bytes: int, bodies: Bodies) -> None:
         self._receiver = receiver
         self._max_body_bytes = max_body_bytes
-        self._parser = httptools.HttpRequestParser(self)
+        self._bodies = bodies
+        self._share: Share | None = None
+        # The parser holds the callbacks, and they hold the parser: `close` ends that.
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
@@ -69,9 +76,13 @@ class RequestReader:
         Raises:
             RefusedError: it is no HTTP/1.1, or exceeds a limit.
         """
+        parser = self._parser
+        if parser is None:
+            return
         self._barren += len(data)
+        kept = len(self._body)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             if isinstance(error.__context__, RefusedError):
                 raise error.__context__ from None
@@ -80,6 +91,14 @@ class RequestReader:
             raise RefusedError(400, f"the request is not HTTP/1.1: {error}") from error
         if self._barren > MAX_HEAD_BYTES:
             raise RefusedError(431, _HEAD_TOO_LARGE)
+        if len(self._body) > kept + 1:  # chunks of a few bytes would take many times their size
+            self._body[kept:] = [b"".join(self._body[kept:])]
+
+    def close(self) -> None:
+        """Read nothing any more, and forget what has come of a body."""
+        self._parser, self._body = None, []
+        if self._share is not None:
+            self._share.give_back()
 
     def body(self) -> bytes:
         """What has come of the body since it was asked for last."""
@@ -111,21 +130,25 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         """The body begins."""
         self._barren = 0
+        parser = self._parser
+        if parser is None:
+            return
         if self._head_bytes > MAX_HEAD_BYTES:
             raise RefusedError(431, _HEAD_TOO_LARGE)
-        if self._parser.should_upgrade():
+        if parser.should_upgrade():
             raise RefusedError(501, "no other protocol is spoken here: send HTTP/1.1 without Upgrade")
         headers, self._headers = self._headers, {}  # headers behind the body are none of the request
         told = headers.get(b"content-length")
         length = int(told) if told is not None else None if b"transfer-encoding" in headers else 0
         if length is not None and length > self._max_body_bytes:
             raise RefusedError(413, _too_large(length, self._max_body_bytes))
-        current = self._parser.get_http_version() == "1.1"
+        current = parser.get_http_version() == "1.1"
+        self._share = Share(self._bodies)
         self._receiver.head_read(
-            HttpRequest(self._parser.get_method(), self._url, headers, b""),
+            HttpRequest(parser.get_method(), self._url, headers, b"", self._share),
             length,
             current=current,
-            keep_alive=current and self._parser.should_keep_alive(),
+            keep_alive=current and parser.should_keep_alive(),
         )
 
     def on_body(self, body: bytes) -> None:
@@ -134,12 +157,18 @@ class RequestReader:
         self._body_bytes += len(body)
         if self._body_bytes > self._max_body_bytes:
             raise RefusedError(413, _too_large(self._body_bytes, self._max_body_bytes))
+        if self._parser is None or self._share is None:
+            return
+        try:
+            self._share.take(len(body))
+        except BodiesFullError as error:
+            raise RefusedError(503, str(error), [f"Retry-After: {RETRY_SECONDS}"]) from error
         self._body.append(body)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
         self._barren = 0
-        self.under_way = False
+        self.under_way, self._share = False, None  # its request has it
         self._receiver.request_read()
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ballast_worker.serving.bodies import Bodies
 from ballast_worker.serving.http_connection import HttpConnection
 from ballast_worker.serving.http_exchange import Handler
 from ballast_worker.serving.http_limits import Limits
@@ -19,9 +20,12 @@ _SWEEP_SECONDS: Final = 5.0
 class HttpServer:
     """Connections for one handler. Belongs to the event loop."""
 
-    def __init__(self, handler: Handler, *, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, handler: Handler, *, limits: Limits, bodies: Bodies, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._handler = handler
         self._limits = limits
+        self._bodies = bodies
         self._clock = clock
         self._connections: set[HttpConnection] = set()
         self._retired = self._stopping = False
@@ -74,7 +78,12 @@ class HttpServer:
 
     def _connect(self) -> HttpConnection:
         return HttpConnection(
-            self._handler, opened=self._opened, closed=self._closed, limits=self._limits, clock=self._clock
+            self._handler,
+            opened=self._opened,
+            closed=self._closed,
+            limits=self._limits,
+            bodies=self._bodies,
+            clock=self._clock,
         )
 
     def _opened(self, connection: HttpConnection) -> None:

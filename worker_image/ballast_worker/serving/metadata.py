@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ballast_contract import __version__
+from ballast_worker.serving.shown import cut
 from ballast_worker.serving.signature import Signature
 from ballast_worker.serving.tensors import Tensor
 
@@ -36,7 +37,7 @@ def wrong_version(name: str, version: str) -> str:
     """What to say to a caller who asks for a version that is not there; empty for one that is."""
     if version in ("", VERSION):
         return ""
-    return f"model '{name}' has no version '{version}': leave the version out, or ask for '{VERSION}'"
+    return f"model '{cut(name)}' has no version '{cut(version)}': leave the version out, or ask for '{VERSION}'"
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:

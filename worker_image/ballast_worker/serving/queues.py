@@ -21,7 +21,6 @@ class Waiting:
         arrived: monotonic seconds.
         bucket: the programs that may run it.
         sequence: order of arrival over all models.
-        gone: it has left the queue.
     """
 
     call: Call
@@ -29,7 +28,6 @@ class Waiting:
     arrived: float
     bucket: Bucket
     sequence: int
-    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,8 @@ class ModelQueue:
     virtual: float = 0.0
     timer: float | None = None
     _buckets: dict[Bucket, OrderedDict[int, Waiting]] = field(default_factory=dict)
-    _deadlines: list[tuple[float, int, Waiting]] = field(default_factory=list)
+    # Also of calls that have left, until their turn comes: it must not keep them, nor what they were sent.
+    _deadlines: list[tuple[float, int, Bucket]] = field(default_factory=list)
     _size: int = 0
 
     def __len__(self) -> int:
@@ -76,7 +75,7 @@ class ModelQueue:
     def put(self, waiting: Waiting) -> None:
         """Add a call; only when not full."""
         self._buckets.setdefault(waiting.bucket, OrderedDict())[waiting.sequence] = waiting
-        heapq.heappush(self._deadlines, (waiting.call.deadline, waiting.sequence, waiting))
+        heapq.heappush(self._deadlines, (waiting.call.deadline, waiting.sequence, waiting.bucket))
         self._size += 1
 
     def oldest(self) -> Waiting | None:
@@ -86,8 +85,8 @@ class ModelQueue:
 
     def deadline(self) -> float | None:
         """The earliest deadline of all waiting calls."""
-        self._skip_gone()
-        return self._deadlines[0][0] if self._deadlines else None
+        first = self._first()
+        return None if first is None else first.call.deadline
 
     def take(self) -> Batch:
         """Take the next batch: the oldest call and those behind it that run with it. Only when not empty."""
@@ -103,17 +102,13 @@ class ModelQueue:
     def expire(self, now: float) -> list[Waiting]:
         """Take the calls whose deadline has passed."""
         expired = []
-        self._skip_gone()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            expired.append(self._drop(self._deadlines[0][2]))
-            self._skip_gone()
+        while (first := self._first()) is not None and first.call.deadline <= now:
+            expired.append(self._drop(first))
         return expired
 
     def clear(self) -> list[Waiting]:
         """Take every call, in order of arrival."""
         everyone = sorted(self, key=lambda waiting: waiting.sequence)
-        for waiting in everyone:
-            waiting.gone = True
         self._buckets.clear()
         self._deadlines.clear()
         self._size = 0
@@ -136,10 +131,15 @@ class ModelQueue:
 
     def _remove(self, calls: OrderedDict[int, Waiting], sequence: int) -> Waiting:
         waiting = calls.pop(sequence)
-        waiting.gone = True
         self._size -= 1
         return waiting
 
-    def _skip_gone(self) -> None:
-        while self._deadlines and self._deadlines[0][2].gone:
+    def _first(self) -> Waiting | None:
+        """The waiting call with the earliest deadline."""
+        while self._deadlines:
+            _, sequence, bucket = self._deadlines[0]
+            waiting = self._buckets[bucket].get(sequence) if bucket in self._buckets else None
+            if waiting is not None:
+                return waiting
             heapq.heappop(self._deadlines)
+        return None

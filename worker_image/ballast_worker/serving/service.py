@@ -16,6 +16,7 @@ from ballast_worker.serving.call import Call, Engine, Outcome
 from ballast_worker.serving.catalog import Catalog, Elsewhere, Here
 from ballast_worker.serving.mailbox import Mailbox
 from ballast_worker.serving.metadata import wrong_version
+from ballast_worker.serving.shown import cut
 from ballast_worker.serving.signature import Request, Signature
 
 T = TypeVar("T")
@@ -81,10 +82,10 @@ class Service:
             return Refusal(Reason.NOT_REQUESTED, message)
         found = self.catalog.find(model)
         if found is None:
-            return Refusal(Reason.NOT_REQUESTED, f"there is no model '{model}' in this pool")
+            return Refusal(Reason.NOT_REQUESTED, f"there is no model '{cut(model)}' in this pool")
         if forwarded and not isinstance(found, Here):
             lasting = isinstance(found, Refusal) and found.reason not in {*_ON_ITS_WAY, Reason.DRAINING}
-            return found if lasting else Refusal(Reason.NOT_REQUESTED, f"model '{model}' is not on this worker")
+            return found if lasting else Refusal(Reason.NOT_REQUESTED, f"model '{cut(model)}' is not on this worker")
         if isinstance(found, Elsewhere) and not found.endpoints:
             return moving(model)
         return found

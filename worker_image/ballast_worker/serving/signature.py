@@ -7,9 +7,8 @@ Every fault of a request is a `RequestError` whose message names the tensor, wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ballast_contract import validation
 from ballast_worker.bundle.dimensions import program_name
@@ -17,6 +16,7 @@ from ballast_worker.bundle.layout import numpy_dtype
 from ballast_worker.bundle.manifest import Manifest, Port
 from ballast_worker.serving.call import Array
 from ballast_worker.serving.datatypes import datatype_of, describe_unservable
+from ballast_worker.serving.shown import cut, shown
 from ballast_worker.serving.tensors import RequestError, Tensor
 
 
@@ -66,12 +66,14 @@ class Signature:
             raise RequestError(_wrong_datatype(tensor, datatype))
         if tensor.unservable:
             raise RequestError(f"input '{tensor.name}': {tensor.unservable}")
-        axes: tuple[Any, ...] = tuple(shape) if isinstance(shape, Iterable) else ()
-        if len(axes) != len(tensor.axes) or not all(type(axis) is int for axis in axes):
+        if not isinstance(shape, Sequence) or len(shape) != len(tensor.axes):
+            raise RequestError(_wrong_shape(tensor, shape))
+        axes = tuple(shape)
+        if not all(type(axis) is int for axis in axes):
             raise RequestError(_wrong_shape(tensor, shape))
         for axis, wanted in zip(axes, tensor.axes, strict=True):
             if (axis != wanted) if isinstance(wanted, int) else (axis < 1):
-                raise RequestError(_wrong_shape(tensor, axes))
+                raise RequestError(_wrong_shape(tensor, shape))
         return tensor, axes
 
     def output(self, name: object) -> Tensor:
@@ -160,6 +162,7 @@ def _tensors(ports: Sequence[Port]) -> tuple[Tensor, ...]:
 def _unknown(kind: str, name: object, known: Mapping[str, Tensor]) -> str:
     if not isinstance(name, str):
         return f"an {kind} has no name; {kind}s are {', '.join(known) or 'none'}"
+    name = cut(name)
     hint = validation.nearest(name, known)
     return f"there is no {kind} '{name}'" + (
         f": did you mean '{hint}'?" if hint else f"; {kind}s are {', '.join(known) or 'none'}"
@@ -169,10 +172,12 @@ def _unknown(kind: str, name: object, known: Mapping[str, Tensor]) -> str:
 def _wrong_datatype(tensor: Tensor, sent: object) -> str:
     if sent == "BYTES":
         return f"input '{tensor.name}' was sent as BYTES, which no model here takes; {tensor.datatype} is wanted"
+    sent = cut(sent) if isinstance(sent, str) else shown(sent)
     return f"input '{tensor.name}' was sent as {sent}; {tensor.datatype} is wanted"
 
 
 def _wrong_shape(tensor: Tensor, sent: object) -> str:
-    shown = sent if isinstance(sent, list | tuple) else "no list of integers"
+    sizes = sent if isinstance(sent, Sequence) and not isinstance(sent, str) else None
+    told = "no list of integers" if sizes is None else shown(list(sizes))
     wanted = ", ".join(str(axis) for axis in tensor.axes)
-    return f"input '{tensor.name}' has shape {list(shown) if isinstance(shown, tuple) else shown}; [{wanted}] is wanted"
+    return f"input '{tensor.name}' has shape {told}; [{wanted}] is wanted"

@@ -13,6 +13,7 @@ import pytest
 from helpers.forwarding import GO_ON, SAID, head, in_background, said_error
 from helpers.wire import Wire
 
+from ballast_worker.serving.bodies import Bodies, Share
 from ballast_worker.serving.catalog import Elsewhere, Endpoint
 from ballast_worker.serving.forward_http import HttpForwarder
 from ballast_worker.serving.forwarded import Result
@@ -110,7 +111,7 @@ async def test_a_body_has_its_time_from_when_it_is_wanted_and_the_answer_from_wh
     port = server.sockets[0].getsockname()[1]
     forwarder = HttpForwarder(timeout_seconds=100)
     stream = Stream(2, regulate=lambda: None)
-    request = HttpRequest(b"POST", b"/v2/models/far/infer", {}, b"")
+    request = HttpRequest(b"POST", b"/v2/models/far/infer", {}, b"", Share(Bodies(0)))
     answer = loop.create_task(forwarder.forward([Endpoint("127.0.0.1", port, port)], request, stream))
     reader, writer = await accepted.get()
     await reader.readuntil(b"\r\n\r\n")
