@@ -127,7 +127,7 @@ def test_where_nothing_is_left_for_weights_the_message_says_what_takes_it():
     ("given", "words"),
     [
         ({"plan": 3}, r"status: 'plan'"),
-        ({"plan": [{"line": "code"}]}, r"status: 'plan.0.bytes': Field required"),
+        ({"plan": [{"line": "code"}]}, r"status: 'plan.0.bytes': is missing"),
         ({"plan": [{"line": "code", "bytes": "12 apples"}]}, r"status.plan, code: '12 apples' is not a size"),
     ],
 )
