@@ -37,6 +37,15 @@ MAX_MODELS: Final = 10_000
 """Models of one worker: of `models`, of its folder and of an assignment."""
 
 
+class LogLevel(StrEnum):
+    """What the worker's log has, by how much it matters."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 class ResidencyWish(StrEnum):
     """What the user wants of a model's weights."""
 
@@ -229,6 +238,8 @@ class WorkerConfig(Section):
     serving: Serving = Serving()
     build: Build = Build()
     control: Control = Control()
+    log_level: LogLevel = LogLevel.INFO
+    """The least that is logged: debug (each load and eviction, too), info, warning or error."""
     compaction_interval: Annotated[int, pydantic.Field(ge=0, le=1 << 30)] = 0
     """Compact after so many loads that requests waited for; 0 never. For a worker without an operator."""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import pydantic
 
+from ballast_contract.config import LogLevel
 from ballast_operator.api.common import LabelKey, ObjectName, Rule, Spec, rules
 from ballast_operator.api.pods import (
     EnvVar,
@@ -138,5 +139,7 @@ class Workers(Spec):
     """fsGroup is the group id that owns the pods' volumes; never root's."""
     termination_grace_period_seconds: Annotated[int, pydantic.Field(ge=30, le=86400)] = 300
     """terminationGracePeriodSeconds is how long a pod that ends may take to hand its models over."""
+    log_level: LogLevel = LogLevel.INFO
+    """logLevel is the least that workers log: debug, info, warning or error; debug has each load and eviction."""
     executable_store: ExecutableStore = ExecutableStore()
     """executableStore is where compiled programs are kept."""

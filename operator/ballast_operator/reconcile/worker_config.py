@@ -38,6 +38,7 @@ def worker_config(spec: WeightBudgetSpec) -> config.WorkerConfig:
     data: dict[str, Any] = {
         "backend": spec.workers.backend.value,
         "managed": True,
+        "logLevel": spec.workers.log_level.value,
         "stores": {claim: f"{STORES_DIRECTORY}/{claim}" for claim in claims(spec)},
         "executableStore": EXECUTABLES_DIRECTORY,
         "stateDirectory": STATE_DIRECTORY,

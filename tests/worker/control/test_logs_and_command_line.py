@@ -10,6 +10,7 @@ import logging
 import pytest
 import yaml
 
+from ballast_contract.config import LogLevel
 from ballast_worker.control import logs, main
 from ballast_worker.control.logs import HumanFormatter, JsonFormatter
 
@@ -114,14 +115,33 @@ def test_help_shows_examples(capsys):
     assert "ballast-worker plan --config worker.yaml" in capsys.readouterr().out
 
 
-def test_logs_go_to_the_stream_in_its_form():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+@pytest.fixture
+def configured():
+    """What is logged at a level, as text."""
+    root, ours = logging.getLogger(), logging.getLogger("ballast_worker")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
     stream = io.StringIO()
-    try:
-        logs.configure(stream)
-        logging.getLogger("ballast_worker.x").info("hello", extra={"event": "e"})
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-    assert json.loads(stream.getvalue())["event"] == "e"
+
+    def at(level: LogLevel) -> list[str]:
+        logs.configure(stream, level=level)
+        for number in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            logging.getLogger("ballast_worker.x").log(number, "hello", extra={"event": "e"})
+            logging.getLogger("library").log(number, "hello")
+        return stream.getvalue().splitlines()
+
+    yield at
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def test_logs_go_to_the_stream_in_its_form(configured):
+    assert json.loads(configured(LogLevel.INFO)[0])["event"] == "e"
+
+
+@pytest.mark.parametrize("level", LogLevel)
+def test_the_level_is_the_least_of_ours_that_is_logged_and_libraries_warn(configured, level):
+    told = [json.loads(line) for line in configured(level)]
+    every = [str(one) for one in LogLevel]
+    assert [line["level"] for line in told if line["logger"] == "ballast_worker.x"] == every[every.index(level) :]
+    assert [line["level"] for line in told if line["logger"] == "library"] == ["warning", "error"]

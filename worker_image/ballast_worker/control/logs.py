@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any, Final, TextIO
 
+from ballast_contract.config import LogLevel
+
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -41,11 +43,11 @@ class HumanFormatter(logging.Formatter):
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
-def configure(stream: TextIO = sys.stderr, *, level: int = logging.INFO) -> None:
-    """Send all logs of this process to a stream, in the form that suits it."""
+def configure(stream: TextIO = sys.stderr, *, level: LogLevel = LogLevel.INFO) -> None:
+    """Send all logs of this process to a stream, in the form that suits it. Of libraries, what is worth a warning."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(HumanFormatter() if stream.isatty() else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
-    logging.getLogger("jax").setLevel(logging.WARNING)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("ballast_worker").setLevel(level.upper())

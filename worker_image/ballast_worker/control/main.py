@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"ballast-worker: {error}\n")
         return EXIT_USAGE
     if command == "serve":
-        logs.configure()
+        logs.configure(level=config.log_level)
     for sentence in unread_variables(os.environ):
         _log.warning("%s", sentence)
     if command == "serve":
