@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from ballast_contract.command_line import Parser
 from e2e.cluster.console import ClusterError
-from e2e.demo import steps
+from e2e.demo import calling, installing, looking
 from e2e.demo.kube import Kube, StepError, foreign_environment, is_local, local_environment
 
 STARTED = time.monotonic()
@@ -55,7 +55,7 @@ def main() -> int:
         local = is_local(os.environ.get("KUBECONFIG"))
         if down:
             if not local:
-                steps.remove(Kube(foreign_environment()))
+                installing.remove(Kube(foreign_environment()))
             return 0
         show(local=local)
     except (StepError, ClusterError) as error:
@@ -76,43 +76,43 @@ def show_memory(workers: Mapping[str, Mapping[str, float]]) -> None:
 def show(*, local: bool) -> None:
     """Every step, from nothing to the summary."""
     environment = {} if local else foreign_environment()
-    refs = steps.images(local=local)
+    refs = installing.images(local=local)
     title("Sample models: bundles made from real weights")
-    steps.build_models(say)
+    installing.build_models(say)
     if local:
         title("Cluster: Kubernetes on two nodes")
-        steps.start_cluster(say)
+        installing.start_cluster(say)
     kube = Kube(local_environment() if local else environment)
     title("Install: the chart, with Helm")
-    steps.install(kube, refs)
-    steps.prepare_namespace(kube, refs, local=local)
+    installing.install(kube, refs)
+    installing.prepare_namespace(kube, refs, local=local)
     title("Apply: a WeightBudget and its InferenceModels")
-    steps.apply_samples(kube)
-    seconds = steps.wait_ready(kube, say)
+    installing.apply_samples(kube)
+    seconds = looking.wait_ready(kube, say)
     say(f"all Ready after {seconds:.0f} s")
 
     title("Ask: sentence similarity, through the model's own Service")
-    similarities = steps.similarities(kube)
+    similarities = calling.similarities(kube)
     for left, right, value in similarities:
         say(f"{value:5.2f}  {left} | {right}")
 
     title("Load: more weights than fit, so models come and go")
-    show_memory(steps.fragment(kube, say))
+    show_memory(calling.fragment(kube, say))
 
     title("Repack: models are assigned to workers by what they need")
-    repack = steps.command(kube, "repack", "lastRepack")
+    repack = looking.command(kube, "repack", "lastRepack")
     say(f"{repack['modelsPlaced']} models placed, {repack['modelsMoved']} moved")
-    steps.wait_ready(kube, lambda _: None)
-    before = steps.fragment(kube, say)
+    looking.wait_ready(kube, lambda _: None)
+    before = calling.fragment(kube, say)
     show_memory(before)
 
     title("Compact: the free device memory becomes one block again")
-    compaction = steps.command(kube, "compact", "lastCompaction")
-    after = steps.fragmentation(kube)
+    compaction = looking.command(kube, "compact", "lastCompaction")
+    after = looking.fragmentation(kube)
     show_memory(after)
 
     title("Summary, from the live system")
-    print(steps.table(kube))
+    print(looking.table(kube))
     print()
     left, right, value = max(similarities, key=lambda s: s[2])
     print(f"Most alike: '{left}' and '{right}' ({value:.2f})")
@@ -124,7 +124,7 @@ def show(*, local: bool) -> None:
         )
     print(
         f"Compaction: fragmentation of the worst worker {compaction['fragmentationPercentBefore']}% -> "
-        f"{compaction['fragmentationPercentAfter']}%, {mebibytes(steps.size(compaction['moved']))} moved within the devices, "
+        f"{compaction['fragmentationPercentAfter']}%, {mebibytes(looking.size(compaction['moved']))} moved within the devices, "
         f"{compaction['reloadedModels']} models reloaded"
     )
     if local:

@@ -8,7 +8,7 @@ import json
 import pytest
 from helpers.broken_bundles import make
 
-from e2e.demo import client, steps
+from e2e.demo import calling, client, installing, looking
 from e2e.demo.kube import StepError, condition
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -18,13 +18,13 @@ STORE = "e2e-broken"
 
 @pytest.fixture(scope="module", autouse=True)
 def store(world):
-    make(steps.MODELS / STORE)
+    make(installing.MODELS / STORE)
 
 
 @pytest.fixture(autouse=True)
 def everything_else_keeps_serving(world, namespace):
     yield
-    for left, right, similarity in steps.similarities(world, namespace=namespace)[:1]:
+    for left, right, similarity in calling.similarities(world, namespace=namespace)[:1]:
         assert similarity > 0.7, (left, right)
 
 
@@ -120,8 +120,8 @@ def test_a_mistake_in_the_uri_of_a_running_model_leaves_the_old_bundle_serving(w
     found = wait_condition(world, namespace, "running", "Degraded", "True", "SourceNotFound")
     assert uri in found["message"]
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
-    answer = client.call(world, namespace, [(steps.infer_url("running", "running", namespace=namespace), body)])[0]
-    assert steps.outputs(answer) == [1, 2, 3, 4]
+    answer = client.call(world, namespace, [(calling.infer_url("running", "running", namespace=namespace), body)])[0]
+    assert calling.outputs(answer) == [1, 2, 3, 4]
 
 
 def test_a_path_that_leaves_the_store_is_refused(world, namespace, applied):
@@ -141,8 +141,8 @@ def test_a_name_of_63_characters_serves(world, namespace, applied):
     applied(model(name, f"pvc://models/{STORE}/good"))
     wait_condition(world, namespace, name, "Ready", "True", "Ready")
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
-    assert steps.outputs(
-        client.call(world, namespace, [(steps.infer_url(name, name, namespace=namespace), body)])[0]
+    assert calling.outputs(
+        client.call(world, namespace, [(calling.infer_url(name, name, namespace=namespace), body)])[0]
     ) == [1, 2, 3, 4]
 
 
@@ -157,7 +157,7 @@ def test_dots_and_slashes_belong_into_the_model_name(world, namespace, applied):
     wait_condition(world, namespace, "dotted", "Ready", "True", "Ready")
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [4, 3, 2, 1]}]}
     url = f"http://dotted.{namespace}:8000/v2/models/org/with.dots/infer"
-    assert steps.outputs(client.call(world, namespace, [(url, body)])[0]) == [4, 3, 2, 1]
+    assert calling.outputs(client.call(world, namespace, [(url, body)])[0]) == [4, 3, 2, 1]
 
 
 def test_a_users_own_service_of_the_models_name_is_left_alone(world, namespace, applied):
@@ -177,7 +177,7 @@ def test_a_users_own_service_of_the_models_name_is_left_alone(world, namespace, 
 
 def test_models_of_a_deleted_budget_say_so_and_recover_when_it_is_back(world, namespace, applied):
     """kserve/kserve#6154, something that is referred to was deleted first."""
-    budget = json.loads(json.dumps(steps.budget(world, namespace=namespace)))
+    budget = json.loads(json.dumps(looking.budget(world, namespace=namespace)))
     second = {
         "apiVersion": budget["apiVersion"],
         "kind": budget["kind"],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ballast_contract import quantities
-from e2e.demo import client, steps
+from e2e.demo import calling, client, looking
 from e2e.demo.kube import Kube, StepError, condition, local_environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -41,7 +41,7 @@ def ballast(world, namespace):
 
 
 def test_every_column_of_every_model_and_budget_is_filled(world, namespace):
-    text = steps.table(world, namespace=namespace)
+    text = looking.table(world, namespace=namespace)
     models, budgets = cells(text, "inferencemodel.ballast.dev/"), cells(text, "weightbudget.ballast.dev/")
     assert {"RESIDENCY", "STATE", "READY", "COPIES", "SIZE", "POOL", "AGE"} <= set(models[0])
     assert {"WORKERS", "DEVICE", "PINNED", "FREE", "LARGEST", "FRAG", "FITS", "AGE"} <= set(budgets[0])
@@ -55,7 +55,7 @@ def test_kubectl_wait_returns(world, namespace):
 
 
 def test_pinned_models_are_on_the_device_and_every_condition_is_present(world, namespace):
-    for model in steps.models(world, namespace=namespace):
+    for model in looking.models(world, namespace=namespace):
         assert {c["type"] for c in model["status"]["conditions"]} >= {
             "Accepted",
             "Placed",
@@ -69,23 +69,23 @@ def test_pinned_models_are_on_the_device_and_every_condition_is_present(world, n
 
 
 def test_the_budgets_plan_sums_to_its_budget_to_the_byte(world, namespace):
-    budget = steps.budget(world, namespace=namespace)
+    budget = looking.budget(world, namespace=namespace)
     assert sum(quantities.parse_api(str(line["bytes"])) for line in budget["status"]["plan"]) == 384 << 20
     assert condition(budget, "PlanFits")["status"] == "True"
 
 
 def test_alike_sentences_are_closer_than_others_through_the_models_own_service(world, namespace):
-    (_, _, alike), (_, _, first_other), (_, _, second_other) = steps.similarities(world, namespace=namespace)
+    (_, _, alike), (_, _, first_other), (_, _, second_other) = calling.similarities(world, namespace=namespace)
     assert alike > 0.7
     assert max(first_other, second_other) < 0.2
 
 
 def test_the_pool_answers_for_every_model_whichever_worker_holds_it(world, namespace):
-    models = steps.models(world, namespace=namespace)
+    models = looking.models(world, namespace=namespace)
     calls = [
         (
-            steps.infer_url("default-pool", m["spec"].get("modelName", m["metadata"]["name"]), namespace=namespace),
-            steps.request_for(m),
+            calling.infer_url("default-pool", m["spec"].get("modelName", m["metadata"]["name"]), namespace=namespace),
+            calling.request_for(m),
         )
         for m in models
         for _ in range(4)
@@ -95,30 +95,30 @@ def test_the_pool_answers_for_every_model_whichever_worker_holds_it(world, names
 
 
 def test_compaction_makes_the_free_memory_one_block_and_drops_nothing(world, namespace):
-    repack = steps.command(world, "repack", "lastRepack", namespace=namespace)
+    repack = looking.command(world, "repack", "lastRepack", namespace=namespace)
     assert repack["trigger"] == "request"
-    steps.wait_ready(world, print, namespace=namespace)
-    before = steps.fragment(world, print, namespace=namespace)
-    compaction = steps.command(world, "compact", "lastCompaction", namespace=namespace)
-    after = steps.fragmentation(world, namespace=namespace)
-    assert steps.size(compaction["largestFreeAfter"]) >= steps.size(compaction["largestFreeBefore"])
+    looking.wait_ready(world, print, namespace=namespace)
+    before = calling.fragment(world, print, namespace=namespace)
+    compaction = looking.command(world, "compact", "lastCompaction", namespace=namespace)
+    after = looking.fragmentation(world, namespace=namespace)
+    assert looking.size(compaction["largestFreeAfter"]) >= looking.size(compaction["largestFreeBefore"])
     assert compaction["fragmentationPercentBefore"] >= 20
     assert compaction["fragmentationPercentAfter"] == 0
-    assert steps.size(compaction["moved"]) > 0
+    assert looking.size(compaction["moved"]) > 0
     assert compaction["reloadedModels"] == 0
     moved = sum(after[name]["moved"] - before[name]["moved"] for name in before)
-    assert moved == steps.size(compaction["moved"])
+    assert moved == looking.size(compaction["moved"])
     assert [w["evictions"] for w in after.values()] == [w["evictions"] for w in before.values()]
-    for answer in steps.call_all(
-        world, [m["metadata"]["name"] for m in steps.models(world, namespace=namespace)], namespace=namespace
+    for answer in calling.call_all(
+        world, [m["metadata"]["name"] for m in looking.models(world, namespace=namespace)], namespace=namespace
     ):
-        assert steps.outputs(answer)
+        assert calling.outputs(answer)
 
 
 def test_endpoints_are_exactly_the_workers_that_hold_the_model(world, namespace):
     def differing():
         found = {}
-        for model in steps.models(world, namespace=namespace):
+        for model in looking.models(world, namespace=namespace):
             name = model["metadata"]["name"]
             slices = world.get("endpointslices", "-n", namespace, "-l", f"kubernetes.io/service-name={name}")["items"]
             targets = {e["targetRef"]["name"] for s in slices for e in s["endpoints"] or () if e["conditions"]["ready"]}
@@ -140,7 +140,7 @@ def test_explain_reads_well(world):
 
 
 def test_worker_pods_ask_for_a_gpu_and_get_one(world, namespace):
-    for pod in steps.worker_pods(world, namespace=namespace):
+    for pod in looking.worker_pods(world, namespace=namespace):
         assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
         exec_ = world.kubectl(
             "exec",
@@ -156,7 +156,7 @@ def test_worker_pods_ask_for_a_gpu_and_get_one(world, namespace):
 
 
 def test_a_worker_explains_its_decisions_through_its_own_port(world, namespace):
-    name = steps.worker_pods(world, namespace=namespace)[0]["metadata"]["name"]
+    name = looking.worker_pods(world, namespace=namespace)[0]["metadata"]["name"]
     text = world.kubectl("exec", "-n", namespace, name, "--", "ballast-worker", "explain", "--json")
     decisions = json.loads(text)
     assert decisions
@@ -164,21 +164,22 @@ def test_a_worker_explains_its_decisions_through_its_own_port(world, namespace):
 
 
 def test_kubectl_ballast_explains_why_a_model_is_on_the_worker_that_its_status_names(ballast, world, namespace):
-    steps.command(world, "repack", "lastRepack", namespace=namespace)  # so that what it was made from is true now
-    steps.wait_ready(world, print, namespace=namespace)
+    looking.command(world, "repack", "lastRepack", namespace=namespace)  # so that what it was made from is true now
+    looking.wait_ready(world, print, namespace=namespace)
     model = world.get("inferencemodel.ballast.dev", "minilm", "-n", namespace)
     plan = {
-        line["line"]: steps.size(line["bytes"]) for line in steps.budget(world, namespace=namespace)["status"]["plan"]
+        line["line"]: looking.size(line["bytes"])
+        for line in looking.budget(world, namespace=namespace)["status"]["plan"]
     }
     capacity = sum(plan[line] for line in ("code", "pinned weights", "on-demand weights"))
     told = json.loads(ballast("explain", "all-MiniLM-L6-v2", "--json"))
     assert (told["obstacle"], told["placement"]["name"]) == ("", "minilm")
     assert told["status"]["conditions"] == model["status"]["conditions"]
     candidates = {found["worker"]: found for found in told["placement"]["candidates"]}
-    assert candidates.keys() == {p["metadata"]["name"] for p in steps.worker_pods(world, namespace=namespace)}
+    assert candidates.keys() == {p["metadata"]["name"] for p in looking.worker_pods(world, namespace=namespace)}
     assert [name for name, found in candidates.items() if found["chosen"]] == model["status"]["assignment"]["workers"]
     assert {found["capacity_bytes"] for found in candidates.values()} == {capacity}
-    weights = steps.size(model["status"]["size"]["weights"])
+    weights = looking.size(model["status"]["size"]["weights"])
     assert 0 <= weights - told["placement"]["weightsBytes"] < 1 << 20  # the status is rounded up
     (here,) = [line for line in ballast("explain", "minilm").splitlines() if "  here  " in line]
     held = quantities.human(candidates[here.split()[0]]["held_bytes"])
@@ -188,7 +189,7 @@ def test_kubectl_ballast_explains_why_a_model_is_on_the_worker_that_its_status_n
 
 
 def test_kubectl_ballast_shows_the_plan_of_the_only_budget(ballast, world, namespace):
-    budget = steps.budget(world, namespace=namespace)
+    budget = looking.budget(world, namespace=namespace)
     assert json.loads(ballast("plan", "--json"))["plan"] == budget["status"]["plan"]
     shown = ballast("plan", "default")
     for line in budget["status"]["plan"]:

@@ -37,7 +37,7 @@ from helpers.small_bundles import pack_small
 
 from ballast_operator.cluster import resources
 from e2e.cluster.settings import Settings
-from e2e.demo import steps
+from e2e.demo import installing
 from e2e.demo.kube import StepError, condition, local_environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -66,17 +66,17 @@ EVENTS = 1000
 @pytest.fixture(scope="module")
 def pool(kube, images):
     """Three workers with six small models."""
-    steps.install(kube, images, replicas=2)
-    steps.prepare_namespace(kube, images, namespace=NAMESPACE)
+    installing.install(kube, images, replicas=2)
+    installing.prepare_namespace(kube, images, namespace=NAMESPACE)
     for name, factor in FACTORS.items():
-        path = steps.MODELS / STORE / name
+        path = installing.MODELS / STORE / name
         if not usable(path):
             pack_small(path, mebibytes=4, factor=factor, name="small")
     found = Scene(kube)
     found.apply(budget("default", replicas=WORKERS), *map(model, FACTORS))
     found.settled(seconds=600)
     yield found
-    steps.remove_namespace(kube, namespace=NAMESPACE)
+    installing.remove_namespace(kube, namespace=NAMESPACE)
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def scene(pool):
     """The pool at rest, of operators and workers that were not restarted yet: the kubelet waits before it restarts one again,
     and the models of a worker that is gone for longer move.
     """
-    pool.kube.kubectl("delete", "pods", "-n", steps.SYSTEM, "-l", OF_OPERATORS, "--timeout=60s")
-    pool.kube.kubectl("rollout", "status", "deployment/ballast", "-n", steps.SYSTEM, "--timeout=600s", seconds=620)
+    pool.kube.kubectl("delete", "pods", "-n", installing.SYSTEM, "-l", OF_OPERATORS, "--timeout=60s")
+    pool.kube.kubectl("rollout", "status", "deployment/ballast", "-n", installing.SYSTEM, "--timeout=600s", seconds=620)
     pool.kube.wait_for("one of them leads", pool.leader, seconds=600)
     if restarted := [name for name, pod in pool.workers().items() if restarts(pod)]:
         pool.kubectl("delete", "pods", *restarted, "--timeout=600s", seconds=620)
@@ -307,12 +307,12 @@ def test_uninstalling_runs_its_hook_and_leaves_models_served_and_no_namespace_th
     try:
         with under_load(scene, limit=HEARD_SECONDS + LAG_SECONDS) as client:
             client.phase = "uninstalled"
-            kube.run("helm", "uninstall", "ballast", "--namespace", steps.SYSTEM, "--wait", "--timeout", "120s")
+            kube.run("helm", "uninstall", "ballast", "--namespace", installing.SYSTEM, "--wait", "--timeout", "120s")
             assert not any(kept())
             kube.wait_for("every operator has ended", lambda: not scene.operators(), seconds=60)
             kube.kubectl("delete", "namespace", LEFT, f"--timeout={DELETED_SECONDS}s")
             assert not any(kept())
         assert not failures(client)
     finally:
-        steps.install(kube, images, replicas=2)
+        installing.install(kube, images, replicas=2)
         kube.kubectl("delete", "namespace", LEFT, "--ignore-not-found", "--timeout=60s")

@@ -18,13 +18,13 @@ from ballast_contract import quantities
 from e2e.cluster.commands import run
 from e2e.cluster.nodes import Node
 from e2e.cluster.settings import Settings
-from e2e.demo import client, steps
+from e2e.demo import calling, client, installing
 from e2e.demo.kube import condition
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NAMESPACE = "ballast-host-pool"
-STORE = steps.MODELS / "e2e-host-pool"
+STORE = installing.MODELS / "e2e-host-pool"
 MIB = 1 << 20
 MODELS = 10
 WORKERS = 4
@@ -160,7 +160,7 @@ class Scene:
             for number in range(MODELS)
         ]
         answers = client.call(self.kube, NAMESPACE, [(url, BODY) for _, url in urls])
-        return [(number, steps.outputs(answer)) for (number, _), answer in zip(urls, answers, strict=True)]
+        return [(number, calling.outputs(answer)) for (number, _), answer in zip(urls, answers, strict=True)]
 
     def strike(self, name):
         """Kill fillers and rename files over others, on the pool of a running worker."""
@@ -194,8 +194,8 @@ def bundles():
 
 @pytest.fixture(scope="module")
 def scene(kube, images, bundles):
-    steps.install(kube, images)
-    steps.prepare_namespace(kube, images, namespace=NAMESPACE)
+    installing.install(kube, images)
+    installing.prepare_namespace(kube, images, namespace=NAMESPACE)
     label = "pod-security.kubernetes.io/enforce=privileged"
     kube.kubectl("label", "namespace", NAMESPACE, "--overwrite", label)
     found = Scene(kube, bundles)
@@ -209,7 +209,7 @@ def scene(kube, images, bundles):
             {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceModel", "metadata": metadata, "spec": spec}
         )
     yield found
-    steps.remove_namespace(kube, namespace=NAMESPACE)
+    installing.remove_namespace(kube, namespace=NAMESPACE)
 
 
 # The stages of one story, each seen once: tests may come in any order.

@@ -8,7 +8,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from e2e.demo import steps
+from e2e.demo import calling
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -20,7 +20,7 @@ def address(request, world, namespace):
 
 
 def tensors(module):
-    request = steps.embedding_request(steps.SENTENCES)
+    request = calling.embedding_request(calling.SENTENCES)
     made = []
     for tensor in request["inputs"]:
         values = np.array(tensor["data"], np.int32)

@@ -12,7 +12,7 @@ from helpers.plain_bundles import usable
 from helpers.small_bundles import pack_small
 
 from ballast_contract import names
-from e2e.demo import steps
+from e2e.demo import installing, looking
 from e2e.demo.kube import condition
 from e2e.load.calls import Target
 from e2e.load.client import Client, Stream, summary
@@ -59,10 +59,10 @@ def zipf(order):
 @pytest.fixture(scope="module")
 def pool(kube, images):
     """Three workers with twelve small models, Ready."""
-    steps.install(kube, images)
-    steps.prepare_namespace(kube, images, namespace=NAMESPACE)
+    installing.install(kube, images)
+    installing.prepare_namespace(kube, images, namespace=NAMESPACE)
     for number, (name, factor) in enumerate(FACTORS.items()):
-        path = steps.MODELS / STORE / name
+        path = installing.MODELS / STORE / name
         if not usable(path):
             pack_small(path, mebibytes=1 + number % 3 / 2, factor=factor, name="small", turns=TURNS)
     kube.apply(json.dumps(BUDGET), "-n", NAMESPACE)
@@ -72,7 +72,7 @@ def pool(kube, images):
         kube.apply(json.dumps(model), "-n", NAMESPACE)
     settled(kube)
     yield kube
-    steps.remove_namespace(kube, namespace=NAMESPACE)
+    installing.remove_namespace(kube, namespace=NAMESPACE)
 
 
 def settled(kube, *, workers=3):
@@ -83,7 +83,7 @@ def settled(kube, *, workers=3):
         ready = [p for p in pods if condition(p, "Ready").get("status") == "True"]
         if len(ready) != workers or len(pods) != workers:
             return False
-        models = steps.models(kube, namespace=NAMESPACE)
+        models = looking.models(kube, namespace=NAMESPACE)
         present = {p["metadata"]["name"] for p in pods}
         return len(models) == len(FACTORS) and all(
             condition(m, "Ready").get("status") == "True"
@@ -111,7 +111,7 @@ def streams(kube):
 
 def repack(kube):
     """Ask for one and wait until everything is where it put it; returns how many models it moved."""
-    done = steps.command(kube, "repack", "lastRepack", namespace=NAMESPACE)
+    done = looking.command(kube, "repack", "lastRepack", namespace=NAMESPACE)
     assert done["trigger"] == "request"
     settled(kube)
     return done["modelsMoved"]
@@ -121,23 +121,23 @@ def compact(kube, mode):
     patch = {"spec": {"placement": {"compaction": {"mode": mode, "everyRepacks": 1000}}}}
     arguments = ("weightbudget.ballast.dev", "default", "-n", NAMESPACE, "--type=merge", "-p", json.dumps(patch))
     kube.kubectl("patch", *arguments)
-    done = steps.command(kube, "compact", "lastCompaction", namespace=NAMESPACE)
+    done = looking.command(kube, "compact", "lastCompaction", namespace=NAMESPACE)
     assert (done["mode"], done["workers"], done["failedWorkers"]) == (mode, 3, 0)
 
 
 def drain_the_fullest_node(kube):
-    nodes = [p["spec"]["nodeName"] for p in steps.worker_pods(kube, namespace=NAMESPACE)]
+    nodes = [p["spec"]["nodeName"] for p in looking.worker_pods(kube, namespace=NAMESPACE)]
     node = max(sorted(set(nodes)), key=nodes.count)
     try:
         kube.kubectl("drain", node, f"--pod-selector={LABEL}", "--delete-emptydir-data", "--timeout=600s", seconds=620)
-        assert all(p["spec"]["nodeName"] != node for p in steps.worker_pods(kube, namespace=NAMESPACE))
+        assert all(p["spec"]["nodeName"] != node for p in looking.worker_pods(kube, namespace=NAMESPACE))
     finally:
         kube.kubectl("uncordon", node)
 
 
 def take_a_label(kube):
     """Take the label away by which Services and status know a worker, and wait until it is replaced."""
-    name = steps.worker_pods(kube, namespace=NAMESPACE)[0]["metadata"]["name"]
+    name = looking.worker_pods(kube, namespace=NAMESPACE)[0]["metadata"]["name"]
     kube.kubectl("label", "pod", name, "-n", NAMESPACE, f"{names.LABEL_BUDGET}-")
     kube.wait_for(
         "the worker without a label is gone",
@@ -148,7 +148,7 @@ def take_a_label(kube):
 
 def kill_a_worker(kube):
     """Returns when it was still alive, and when nobody could be connected to it any more."""
-    pod = steps.worker_pods(kube, namespace=NAMESPACE)[0]
+    pod = looking.worker_pods(kube, namespace=NAMESPACE)[0]
     before = time.monotonic()
     kube.kubectl("delete", "pod", pod["metadata"]["name"], "-n", NAMESPACE, "--grace-period=0", "--force")
 
@@ -170,13 +170,13 @@ def scale(kube, workers):
 
 def moving(kube):
     """How many models are assigned to a worker that does not hold them yet."""
-    models = steps.models(kube, namespace=NAMESPACE)
+    models = looking.models(kube, namespace=NAMESPACE)
     held = [{w["name"] for w in m["status"]["workers"]} for m in models]
     return sum(set(m["status"]["assignment"]["workers"]) != on for m, on in zip(models, held, strict=True))
 
 
 def kill_the_operator(kube):
-    kube.kubectl("delete", "pod", "-n", steps.SYSTEM, "--all", "--grace-period=0", "--force")
+    kube.kubectl("delete", "pod", "-n", installing.SYSTEM, "--all", "--grace-period=0", "--force")
 
 
 def test_no_call_fails_while_models_move_workers_end_and_leaders_change(pool):
@@ -223,7 +223,7 @@ def test_no_call_fails_while_models_move_workers_end_and_leaders_change(pool):
         scale(kube, 3)
         moved.append(kube.wait_for("a repack has begun to move models", lambda: moving(kube), seconds=600))
         kill_the_operator(kube)
-        moved.append(steps.command(kube, "repack", "lastRepack", namespace=NAMESPACE)["modelsMoved"])
+        moved.append(looking.command(kube, "repack", "lastRepack", namespace=NAMESPACE)["modelsMoved"])
         settled(kube)
         ended(client.phase)
         client.phase = "worker killed"
@@ -242,12 +242,12 @@ def test_a_pool_scaled_to_nothing_says_so_and_answers_again_when_it_is_scaled_up
     """And the operator is not troubled by it."""
     kube = pool
     settled(kube)
-    operators = kube.get("pods", "-n", steps.SYSTEM, "-l", "app.kubernetes.io/component=operator")["items"]
+    operators = kube.get("pods", "-n", installing.SYSTEM, "-l", "app.kubernetes.io/component=operator")["items"]
     scale(kube, 0)
 
     def nothing():
         """The statuses, once no worker is left and every model says so."""
-        models, budget = steps.models(kube, namespace=NAMESPACE), steps.budget(kube, namespace=NAMESPACE)
+        models, budget = looking.models(kube, namespace=NAMESPACE), looking.budget(kube, namespace=NAMESPACE)
         gone = not kube.get("pods", "-n", NAMESPACE, "-l", LABEL)["items"]
         reasons = {condition(found, "Ready").get("reason") for found in (*models, budget)}
         shown = {key for found in (*models, budget) for key, value in found["status"].items() if value}
@@ -271,8 +271,8 @@ def test_a_pool_scaled_to_nothing_says_so_and_answers_again_when_it_is_scaled_up
             seconds=60,
         )
     assert not [s for s in client.samples if s.failure]
-    now = kube.get("pods", "-n", steps.SYSTEM, "-l", "app.kubernetes.io/component=operator")["items"]
+    now = kube.get("pods", "-n", installing.SYSTEM, "-l", "app.kubernetes.io/component=operator")["items"]
     assert [p["metadata"]["uid"] for p in now] == [p["metadata"]["uid"] for p in operators]
     assert not any(c["restartCount"] for p in now for c in p["status"]["containerStatuses"])
-    log = kube.kubectl("logs", "-n", steps.SYSTEM, "deployment/ballast", "--tail=-1")
+    log = kube.kubectl("logs", "-n", installing.SYSTEM, "deployment/ballast", "--tail=-1")
     assert "unexpectedly" not in log

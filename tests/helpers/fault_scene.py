@@ -11,7 +11,7 @@ from helpers.cluster_faults import Machine
 from helpers.truth import Statuses, untrue
 
 from e2e.cluster.settings import Settings
-from e2e.demo import steps
+from e2e.demo import installing, looking
 from e2e.demo.kube import condition, local_environment
 from e2e.load.calls import Target
 from e2e.load.client import Client, Stream, summary
@@ -72,7 +72,7 @@ class Scene:
             self.kube.apply(json.dumps(obj), "-n", NAMESPACE)
 
     def models(self):
-        return {m["metadata"]["name"]: m for m in steps.models(self.kube, namespace=NAMESPACE)}
+        return {m["metadata"]["name"]: m for m in looking.models(self.kube, namespace=NAMESPACE)}
 
     def workers(self):
         """Pods of the pool, those that end too, by name."""
@@ -81,11 +81,11 @@ class Scene:
 
     def operators(self):
         """Pods of the operator, by name."""
-        pods = self.kube.get("pods", "-n", steps.SYSTEM, "-l", f"{OF_OPERATORS}")["items"]
+        pods = self.kube.get("pods", "-n", installing.SYSTEM, "-l", f"{OF_OPERATORS}")["items"]
         return {p["metadata"]["name"]: p for p in pods}
 
     def lease(self):
-        return self.kube.get("lease", "ballast", "-n", steps.SYSTEM)["spec"]
+        return self.kube.get("lease", "ballast", "-n", installing.SYSTEM)["spec"]
 
     def leader(self):
         """The pod that leads."""

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from e2e.demo import steps
+from e2e.demo import installing
 from e2e.demo.kube import CACHE, StepError, foreign_environment
 
 
@@ -29,6 +29,8 @@ def test_a_cluster_elsewhere_is_not_asked_to_pull_what_was_built_here(monkeypatc
     with pytest.raises(
         StepError, match=r"registry\.example/worker:1 and BALLAST_OPERATOR_IMAGE not set: both must name"
     ):
-        steps.images(local=False)
+        installing.images(local=False)
     monkeypatch.setenv("BALLAST_OPERATOR_IMAGE", "registry.example/operator:1")
-    assert steps.images(local=False) == steps.Images("registry.example/worker:1", "registry.example/operator:1")
+    assert installing.images(local=False) == installing.Images(
+        "registry.example/worker:1", "registry.example/operator:1"
+    )
