@@ -324,3 +324,18 @@ def test_a_model_that_cannot_be_loaded_for_another_reason_or_has_its_digest_assi
     rig.now += 300.0
     rig.lineup.tick()
     assert {view.stage for view in rig.lineup.views.values()} == {Stage.SERVED}
+
+
+def test_what_can_never_be_loaded_is_served_no_longer_until_its_spec_changes(rig, spec):
+    rig.serve(spec("m"), spec("other"))
+    rig.lineup.load_refused("m", Refusal(Reason.BUNDLE_INVALID, "the weights are others"))
+    view = rig.lineup.views["m"]
+    assert (view.stage, view.serving, view.failure.permanent) == (Stage.REFUSED, None, True)
+    assert set(rig.engine.served) == {"other"}
+    rig.now += 3600.0
+    rig.lineup.tick()
+    assert rig.lineup.views["m"].stage is Stage.REFUSED
+    rig.lineup.apply([replace(spec("m"), max_batch=1), spec("other")], {})
+    rig.until(lambda: bool(rig.engine.offers))
+    rig.engine.install()
+    rig.until_stage("m", Stage.SERVED)
