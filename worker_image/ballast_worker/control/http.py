@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -56,10 +57,9 @@ class PageServer:
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Page], *, setting: str) -> None:
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(pages))
+            self._server = _Server((host, port), _handler(pages))
         except OSError as error:
             raise OSError(error.errno, f"{setting}: {host}:{port} cannot be listened on: {error.strerror}") from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name=setting, daemon=True
@@ -73,13 +73,29 @@ class PageServer:
         self._thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        del request
+        error = sys.exception()
+        if isinstance(error, OSError):
+            _log.debug("%s has left before its answer: %s", client_address[0], error)
+        else:
+            _log.error("a request of %s could not be answered", client_address[0], exc_info=error)
+
+
 def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _SOCKET_SECONDS
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            parts = urllib.parse.urlsplit(self.path)
+            try:
+                parts = urllib.parse.urlsplit(self.path)
+            except ValueError as error:
+                self._answer(Response.text(f"the address cannot be read: {error}", 400))
+                return
             page = pages.get(parts.path)
             if page is None:
                 self._answer(Response.text(f"no such page; there are {', '.join(sorted(pages))}", 404))
