@@ -343,3 +343,18 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_ending(rig, spec, monk
     rig.lineup.close()
     assert not answered.is_set()
     answered.set()
+
+
+def test_what_can_never_be_loaded_is_served_no_longer_until_its_spec_changes(rig, spec):
+    rig.serve(spec("m"), spec("other"))
+    rig.lineup.load_refused("m", Refusal(Reason.BUNDLE_INVALID, "the weights are others"))
+    view = rig.lineup.views["m"]
+    assert (view.stage, view.serving, view.failure.permanent) == (Stage.REFUSED, None, True)
+    assert set(rig.engine.served) == {"other"}
+    rig.now += 3600.0
+    rig.lineup.tick()
+    assert rig.lineup.views["m"].stage is Stage.REFUSED
+    rig.lineup.apply([replace(spec("m"), max_batch=1), spec("other")], {})
+    rig.until(lambda: bool(rig.engine.offers))
+    rig.engine.install()
+    rig.until_stage("m", Stage.SERVED)

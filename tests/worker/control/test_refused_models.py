@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import http.client
+import re
 import shutil
 
 import pytest
+import tritonclient.grpc
 import tritonclient.utils
 from helpers.running_worker import CALLABLE, assigned
 from helpers.small_bundles import pack_small
@@ -91,3 +94,31 @@ def test_a_bound_on_scratch_keeps_one_greedy_model_from_raising_it_for_all(confi
     worker.until_model("m", *CALLABLE)
     lines = {line.line: line.bytes for line in worker.control.GetPlan(pb.GetPlanRequest()).plan.lines}
     assert lines["scratch"] == 4 << 20
+
+
+@pytest.mark.parametrize("residency", [pb.RESIDENCY_UNPINNED, pb.RESIDENCY_DEVICE])
+def test_a_model_whose_weights_are_not_those_of_its_manifest_is_ready_nowhere(
+    config_for, start, small_bundle, tmp_path, residency
+):
+    shutil.copytree(small_bundle.path, tmp_path / "m")
+    manifest = tmp_path / "m" / "manifest.yaml"
+    manifest.write_text(re.sub("blake3:[0-9a-f]{64}", "blake3:" + "0" * 64, manifest.read_text()))
+    worker = start(config_for(managed=True))
+    worker.assign(pb.AssignedModel(name="m", uri=f"file://{tmp_path / 'm'}", residency=residency))
+    worker.until(lambda state: state.condition.phase == pb.WORKER_PHASE_READY)
+    with pytest.raises(tritonclient.utils.InferenceServerException):
+        worker.infer("m")
+    state = worker.until_model("m", pb.MODEL_PHASE_REFUSED)
+    assert (state.failure.reason, state.failure.permanent, state.tier) == ("BundleInvalid", True, pb.TIER_NONE)
+    with pytest.raises(tritonclient.utils.InferenceServerException, match="blake3"):
+        worker.infer("m")
+    ports = worker.worker.parts.frontend.ports
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
+        assert not client.is_model_ready("m")
+    connection = http.client.HTTPConnection("127.0.0.1", ports.http, timeout=20)
+    connection.request("GET", "/v2/models/m/ready")
+    assert connection.getresponse().status == 503
+    connection.close()
+    worker.assign(assigned(small_bundle, "m"), generation=2)
+    worker.until_model("m", pb.MODEL_PHASE_PREPARED, pb.MODEL_PHASE_LOADED)
+    assert worker.infer("m")

@@ -20,7 +20,7 @@ from ballast_contract.config import Serving
 from ballast_contract.reasons import Reason
 from ballast_contract.v1 import inference_pb2 as pb
 from ballast_worker.residency.demand import Refusal
-from ballast_worker.serving import grpc_server, http_times
+from ballast_worker.serving import grpc_codec, grpc_server, http_times
 from ballast_worker.serving.frontend import Frontend, run_in_thread
 
 X = np.arange(8, dtype=np.float32).reshape(1, 8)
@@ -278,3 +278,28 @@ def test_a_model_that_cannot_be_called_yet_is_not_ready_and_one_that_is_not_ther
     assert pb.ModelReadyResponse.FromString(ready) == pb.ModelReadyResponse(ready=False)
     error = call(server.grpc, pb.ModelReadyRequest(name="nobody").SerializeToString(), method=method)
     assert error.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_fault_of_ours_over_grpc_is_internal_in_words_of_ours_and_logged_once(server, monkeypatch, caplog):
+    def fault(*_):
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(grpc_codec, "decode", fault)
+    error = call(server.grpc, message("affine"))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert error.details() == "the worker failed to answer this call; its log has the reason"
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+def test_a_timeout_over_grpc_of_very_many_digits_is_the_clients_fault(server):
+    parameters = {"timeout": pb.InferParameter(string_param="9" * 400)}
+    error = call(server.grpc, message("affine", parameters=parameters))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_what_grpc_says_of_a_client_that_left_in_the_middle_is_no_trouble_and_everything_else_is(server, caplog):
+    loop = server.front._loop
+    for error in (grpc.aio.InternalError("batch failed"), ZeroDivisionError()):
+        loop.call_soon_threadsafe(loop.call_exception_handler, {"message": "never retrieved", "exception": error})
+    server.front.deserted()
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]

@@ -21,6 +21,10 @@ _DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{64})?")
 _FORMAT: Final = 1
 
 
+class NotKeptError(Exception):
+    """An assignment that cannot be written to the state directory; the message names it. It is not carried out."""
+
+
 class AssignmentError(ValueError):
     """An assignment that cannot be accepted as a whole; the message names model, value and rule."""
 
@@ -200,9 +204,15 @@ class AssignmentFile:
         """Write the assignment as a whole; returns when it would survive a crash.
 
         Raises:
-            OSError: the state directory cannot be written.
+            NotKeptError: the state directory cannot be written.
         """
-        replace_file(self._path, json.dumps(_to_json(assignment), sort_keys=True).encode(), mode=0o600)
+        try:
+            replace_file(self._path, json.dumps(_to_json(assignment), sort_keys=True).encode(), mode=0o600)
+        except OSError as error:
+            raise NotKeptError(
+                f"stateDirectory '{self._path.parent}' cannot be written: {error.strerror or error}: nothing is accepted "
+                "that a restart would not know; make it writable, and call again"
+            ) from error
 
 
 def _to_json(assignment: Assignment) -> dict[str, Any]:

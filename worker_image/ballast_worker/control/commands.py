@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ import yaml
 
 from ballast_contract.config import WorkerConfig
 from ballast_contract.quantities import human
+from ballast_worker.serving.shown import cut
 
 _EXIT_FAILED: Final = 1
 _EXIT_REFUSED: Final = 3
@@ -77,18 +78,26 @@ def _plan(config: WorkerConfig, parsed: argparse.Namespace) -> int:
 def _explain(config: WorkerConfig, parsed: argparse.Namespace) -> int:
     query = urllib.parse.urlencode({"limit": parsed.limit} | ({"model": parsed.model} if parsed.model else {}))
     decisions = _ask(config, f"/explain?{query}")
+    try:
+        rows = [_decision(made) for made in decisions]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+        raise CommandError(
+            f"what answers on port {config.serving.introspection_port} of this machine tells no decisions: is it a worker "
+            "of this release (serving.introspectionPort)?"
+        ) from error
     if parsed.json:
         _print(decisions)
-        return 0
-    rows = [("TIME", "MODEL", "KIND", "VERDICT", "NEEDED", "FREE", "LARGEST", "EVICTED", "WHY")]
-    for made in decisions:
-        when = datetime.fromtimestamp(made["unix_seconds"], UTC).strftime("%H:%M:%S")
-        evicted = ",".join(made["evicted"]) or "-"
-        why = made.get("failure", {}).get("message", "-")
-        sizes = [human(int(made[name])) for name in ("needed_bytes", "free_bytes", "largest_free_bytes")]
-        rows.append((when, made["model"], made["kind"], made["verdict"], *sizes, evicted, why))
-    _table(rows)
+    else:
+        _table([("TIME", "MODEL", "KIND", "VERDICT", "NEEDED", "FREE", "LARGEST", "EVICTED", "WHY"), *rows])
     return 0
+
+
+def _decision(made: Mapping[str, Any]) -> tuple[str, ...]:
+    when = datetime.fromtimestamp(made["unix_seconds"], UTC).strftime("%H:%M:%S")
+    evicted = ",".join(made["evicted"]) or "-"
+    why = made.get("failure", {}).get("message", "-")
+    sizes = [human(int(made[name])) for name in ("needed_bytes", "free_bytes", "largest_free_bytes")]
+    return when, str(made["model"]), str(made["kind"]), str(made["verdict"]), *sizes, evicted, str(why)
 
 
 def _regions(config: WorkerConfig, parsed: argparse.Namespace) -> int:
@@ -139,15 +148,15 @@ def _remove(directory: Path) -> int:
     return 0
 
 
-def _ask(config: WorkerConfig, path: str) -> Any:
+def _ask(config: WorkerConfig, page: str) -> Any:
     """A page of the worker that runs with this configuration on this machine."""
-    address = f"http://127.0.0.1:{config.serving.introspection_port}{path}"
+    address = f"http://127.0.0.1:{config.serving.introspection_port}{page}"
     try:
         with urllib.request.urlopen(address, timeout=_ASK_SECONDS) as response:
             return json.load(response)
-    except (urllib.error.URLError, TimeoutError, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         raise CommandError(
-            f"no worker answers at {address} ({error}): is one running with this configuration "
+            f"no worker answers at {address} ({cut(' '.join(str(error).split()))}): is one running with this configuration "
             "(serving.introspectionPort), and on this machine?"
         ) from error
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -59,10 +60,9 @@ class PageServer:
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Page], *, setting: str) -> None:
         try:
-            self._server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), _handler(pages))
+            self._server = (_Server6 if ":" in host else _Server)((host, port), _handler(pages))
         except OSError as error:
             raise SettingError(f"{setting}: {host}:{port} cannot be listened on: {error.strerror}") from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name=setting, daemon=True
@@ -76,7 +76,19 @@ class PageServer:
         self._thread.join()
 
 
-class _Server6(ThreadingHTTPServer):
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        del request
+        error = sys.exception()
+        if isinstance(error, OSError):
+            _log.debug("%s has left before its answer: %s", client_address[0], error)
+        else:
+            _log.error("a request of %s could not be answered", client_address[0], exc_info=error)
+
+
+class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
@@ -86,7 +98,11 @@ def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            parts = urllib.parse.urlsplit(self.path)
+            try:
+                parts = urllib.parse.urlsplit(self.path)
+            except ValueError as error:
+                self._answer(Response.text(f"the address cannot be read: {error}", 400))
+                return
             page = pages.get(parts.path)
             if page is None:
                 self._answer(Response.text(f"no such page; there are {', '.join(sorted(pages))}", 404))

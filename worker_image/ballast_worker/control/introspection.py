@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 
@@ -14,6 +14,10 @@ from ballast_worker.control.http import Page, Request, Response
 from ballast_worker.control.worker import Worker
 from ballast_worker.host.errors import HostPoolError
 from ballast_worker.host.survey import survey
+from ballast_worker.serving.shown import shown
+
+_DIGITS: Final = 9
+"""Of a number of decisions; more than are ever kept."""
 
 
 def pages(worker: Worker) -> Mapping[str, Page]:
@@ -25,8 +29,8 @@ def pages(worker: Worker) -> Mapping[str, Page]:
 
     def explain(request: Request) -> Response:
         model, limit = request.query.get("model"), request.query.get("limit")
-        if limit is not None and not limit.isdecimal():
-            return Response.text(f"limit is {limit!r}: it is a number of decisions", status=400)
+        if limit is not None and not (limit.isdecimal() and len(limit) <= _DIGITS):
+            return Response.text(f"limit is {shown(limit)}: it is a number of decisions", status=400)
         found = [made for made in worker.desk.decisions() if model in (None, made.model)]
         return Response.json([_dict(report.decision(made)) for made in found[: None if limit is None else int(limit)]])
 

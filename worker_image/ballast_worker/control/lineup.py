@@ -194,11 +194,19 @@ class Lineup:
         self._engine.add(servable(spec, view.serving), lambda refusal: self._post(partial(overridden, refusal)))
 
     def load_refused(self, name: str, refusal: Refusal) -> None:
-        """What is served could not be loaded. Files that are others by now are looked at anew, in a second, unless a digest
-        says which they have to be.
+        """What is served could not be loaded. What never can be is served no longer, and refused as a spec is. Files that are
+        others by now are looked at anew, in a second, unless a digest says which they have to be.
         """
         view = self.views.get(name)
-        if view is None or view.stage is not Stage.SERVED or view.spec.digest or name in self._retries:
+        if view is None or view.stage is not Stage.SERVED:
+            return
+        failure = Failure.of(refusal)
+        if failure.permanent and self._engine is not None:
+            self._engine.remove(name, lambda: None)
+            self._set(replace(view, built=None, serving=None))
+            self._refuse(view.spec, failure)
+            return
+        if view.spec.digest or name in self._retries:
             return
         if refusal.reason is Reason.SOURCE_CHANGED:
             self._retries.soon(name)

@@ -116,7 +116,8 @@ def reserve(
         catalog: what clients may call.
         journal: told around each dispatch.
         changed: a model's tier or state is another now; called on the device thread.
-        load_refused: a load that a call waited for has failed; called on the device thread.
+        load_refused: a load that a call waited for has failed, or one that no call will ever see succeed; called on the
+            device thread.
 
     Raises:
         DeviceError: the device does not have what was planned.

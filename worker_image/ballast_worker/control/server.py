@@ -15,6 +15,7 @@ import grpc
 from ballast_contract.config import WorkerConfig
 from ballast_worker.control.certificates import Certificates
 from ballast_worker.control.front import TlsFront
+from ballast_worker.control.messages import ReadableMessages
 from ballast_worker.control.refusals import Refusals
 from ballast_worker.control.service import MAX_WATCHERS, ControlService, add_to
 from ballast_worker.control.settings import SettingError
@@ -38,6 +39,7 @@ class ControlServer:
         self._pool = ThreadPoolExecutor(_CALLS + MAX_WATCHERS, thread_name_prefix="control")
         self._server = grpc.server(
             self._pool,
+            interceptors=[ReadableMessages()],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", 64 << 20),

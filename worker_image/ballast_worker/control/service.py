@@ -18,7 +18,7 @@ from ballast_contract.v1 import control_pb2_grpc
 from ballast_worker.bundle.errors import BundleError
 from ballast_worker.bundle.reader import Bundle
 from ballast_worker.control import report
-from ballast_worker.control.assignment import AssignmentError
+from ballast_worker.control.assignment import AssignmentError, NotKeptError
 from ballast_worker.control.feed import Feed
 from ballast_worker.control.models import Failure
 from ballast_worker.control.refusals import Refusals, Refused
@@ -53,7 +53,7 @@ class Controlled(Protocol):
         ...
 
     def see_epoch(self, epoch: int) -> None:
-        """Remember a higher epoch, before anything is done for it."""
+        """Remember a higher epoch, before anything is done for it. Raises NotKeptError."""
         ...
 
     def inspect(self, uri: str, digest: str, timeout: float) -> Bundle | Refusal:
@@ -61,7 +61,9 @@ class Controlled(Protocol):
         ...
 
     def assign(self, request: pb.ApplyAssignmentRequest) -> tuple[int, dict[str, Failure]]:
-        """Accept an assignment: what is held of the routes, and what is refused by now. Raises AssignmentError."""
+        """Accept an assignment: what is held of the routes, and what is refused by now. Raises AssignmentError,
+        NotKeptError.
+        """
         ...
 
     def compact(self, mode: CompactionMode, reload: Sequence[str], timeout: float) -> CompactionResult | Refusal | None:
@@ -157,6 +159,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             version, refused = self._worker.assign(request)
         except AssignmentError as error:
             self._abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except NotKeptError as error:
+            self._abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
         return pb.ApplyAssignmentResponse(
             instance_id=self._feed.instance_id,
             generation=request.generation,
@@ -227,10 +231,15 @@ class ControlService(control_pb2_grpc.ControlServicer):
         elif epoch < seen:
             message = f"epoch {epoch} is over: this worker has seen {seen}"
         else:
-            if epoch > seen:
-                self._worker.see_epoch(epoch)
+            try:
+                if epoch > seen:
+                    self._worker.see_epoch(epoch)
+            except NotKeptError as error:
+                self._abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
             return
-        self._refusals.note(Refused.EPOCH, peer=context.peer().rpartition(":")[0], cause=message)
+        peer = context.peer()
+        if peer:  # a caller that has left has none, and was not refused
+            self._refusals.note(Refused.EPOCH, peer=peer.rpartition(":")[0], cause=message)
         context.set_trailing_metadata(((names.EPOCH_METADATA, str(seen)),))
         self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
 

@@ -69,7 +69,7 @@ class Failures:
                 moved=weights.moved,
                 refusal=refusal,
             )
-        if model.wanted:
+        if model.wanted or (final and model.live is None):
             model.wanted = False
             board.tell(lambda: board.listener.refused(model.name, refusal))
         board.changed(model)

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import grpc.aio
 import uvloop
 
 from ballast_contract.config import Serving
@@ -23,6 +26,8 @@ from ballast_worker.serving.http_limits import Limits
 from ballast_worker.serving.http_server import HttpServer
 from ballast_worker.serving.mailbox import Mailbox
 from ballast_worker.serving.service import PATIENCE_SECONDS, Service
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,14 @@ class FrontendThread:
         self._thread.join()
 
 
+def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A call over gRPC whose client left while it was answered is nobody's fault."""
+    if isinstance(context.get("exception"), grpc.aio.BaseError):
+        _log.debug("a client over gRPC has left before its answer: %s", context["exception"])
+    else:
+        loop.default_exception_handler(context)
+
+
 def run_in_thread(frontend: Frontend) -> FrontendThread:
     """Run a front end on a uvloop event loop in a new thread; returns when it listens.
 
@@ -164,6 +177,7 @@ def run_in_thread(frontend: Frontend) -> FrontendThread:
         OSError: a port cannot be had.
     """
     loop = uvloop.new_event_loop()
+    loop.set_exception_handler(_unhandled)
 
     def run() -> None:
         asyncio.set_event_loop(loop)

@@ -111,7 +111,7 @@ class GrpcServer(grpc.GenericRpcHandler):
             with self._calls.call(context.peer()):
                 try:
                     return await behaviour(message, context)
-                except grpc.aio.AbortError:
+                except grpc.aio.BaseError:  # it was aborted, or its client has left
                     raise
                 except Exception:  # noqa: BLE001 - whatever it is, the client gets words of ours
                     _log.exception("a gRPC call could not be answered")
