@@ -205,6 +205,7 @@ def test_two_hundred_loads_that_fail_half_way_leave_everything_as_the_first_ones
     """Each failed or repeated load left memory behind (triton-inference-server/server#8969, #3320;
     triton-inference-server/onnxruntime_backend#268).
     """
+    monkeypatch.setattr(CpuBackend, "piece_bytes", MIB)  # so that a load has several
     worker = engine(device=6 * MIB, host=host, allocator=allocator)
     worker.register("good", MIB)
     worker.register("bad", 3 * MIB)
