@@ -141,8 +141,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         queues = self.rig.queues
         for name in queues.loaded_calls[self.answers_seen :]:
             self.owed.discard(name)
-        for name, _ in queues.refused_calls[self.refusals_seen :]:
-            assert name in self.owed, f"{name} was refused, but nobody waits for it"
+        for name, refusal in queues.refused_calls[self.refusals_seen :]:
+            final = refusal.retry_after_seconds is None
+            assert name in self.owed or final, f"{name} was refused, but nobody waits for it"
             self.owed.discard(name)
         self.answers_seen = len(queues.loaded_calls)
         self.refusals_seen = len(queues.refused_calls)

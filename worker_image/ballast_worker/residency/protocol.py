@@ -205,7 +205,9 @@ class Listener(Protocol):
         ...
 
     def refused(self, model: str, refusal: Refusal) -> None:
-        """A load that `want` had begun has failed; device bytes are as before it."""
+        """A load that `want` had begun has failed, or one that nobody waits for can never succeed; device bytes are as
+        before it.
+        """
         ...
 
     def changed(self, model: str) -> None:
