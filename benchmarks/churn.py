@@ -343,7 +343,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--loads", type=int, default=10_000, help="with each allocator (default 10000)")
+    parser.add_argument(
+        "--loads", type=report.above_zero(int), default=10_000, help="with each allocator (default 10000)"
+    )
 
 
 if __name__ == "__main__":

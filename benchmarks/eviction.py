@@ -184,7 +184,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cases", type=int, default=1000, help="shortfalls at up to 64 residents (default 1000)")
+    parser.add_argument(
+        "--cases", type=report.above_zero(int), default=1000, help="shortfalls at up to 64 residents (default 1000)"
+    )
 
 
 if __name__ == "__main__":

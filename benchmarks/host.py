@@ -250,11 +250,16 @@ def _median_microseconds(work: Callable[[], None]) -> float:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gib", type=float, default=2.0, help="size of the file that is read and filled from")
     parser.add_argument(
-        "--pool-gib", type=float, default=8.0, help="size of the pool that is started, if memory allows"
+        "--gib", type=report.above_zero(float), default=2.0, help="size of the file that is read and filled from"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of reads and fills")
+    parser.add_argument(
+        "--pool-gib",
+        type=report.above_zero(float),
+        default=8.0,
+        help="size of the pool that is started, if memory allows",
+    )
+    parser.add_argument("--rounds", type=report.above_zero(int), default=5, help="of reads and fills")
     parser.add_argument("--folder", type=Path, help="where the file is written; by default the temporary directory")
 
 

@@ -166,7 +166,9 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of traces and sizes (%(default)s)")
-    parser.add_argument("--seeds", type=int, default=5, help="how many, from that one on (%(default)s)")
+    parser.add_argument(
+        "--seeds", type=report.above_zero(int), default=5, help="how many, from that one on (%(default)s)"
+    )
 
 
 if __name__ == "__main__":

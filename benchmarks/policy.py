@@ -229,7 +229,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--requests", type=int, default=REQUESTS, help=f"of each trace (default {REQUESTS})")
+    parser.add_argument(
+        "--requests", type=report.above_zero(int), default=REQUESTS, help=f"of each trace (default {REQUESTS})"
+    )
 
 
 if __name__ == "__main__":

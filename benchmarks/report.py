@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -12,9 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ballast_contract.command_line import Parser
+
+N = TypeVar("N", int, float)
 
 KEPT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 
@@ -32,6 +35,21 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
+
+
+def above_zero(kind: Callable[[str], N]) -> Callable[[str], N]:
+    """The type of an argument that counts or measures something: of this kind, finite and above 0."""
+
+    def parse(text: str) -> N:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+        return value
+
+    return parse
 
 
 def main(

@@ -29,7 +29,7 @@ from benchmarks.operator.ground import Ground, enter_network, ground
 from benchmarks.operator.subject import Scrape, Subject
 from benchmarks.operator.watching import ModelWatch, watch_models
 from benchmarks.operator.workers import Workers
-from benchmarks.report import main, progress
+from benchmarks.report import above_zero, main, progress
 
 NAMESPACE: Final = "bench"
 BARE: Final = "bare"
@@ -37,13 +37,17 @@ BARE: Final = "bare"
 _PATIENCE_SECONDS: Final = 300.0
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def _arguments(parser: argparse.ArgumentParser) -> None:
     """How large the run is."""
-    parser.add_argument("--models", type=int, default=5000, help="InferenceModels, created in one go (%(default)s)")
-    parser.add_argument("--workers", type=int, default=200, help="workers of all pools together (%(default)s)")
-    parser.add_argument("--pools", type=int, default=1, help="WeightBudgets that share both (%(default)s)")
+    parser.add_argument(
+        "--models", type=above_zero(int), default=5000, help="InferenceModels, created in one go (%(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=above_zero(int), default=200, help="workers of all pools together (%(default)s)"
+    )
+    parser.add_argument("--pools", type=above_zero(int), default=1, help="WeightBudgets that share both (%(default)s)")
     parser.add_argument("--idle-seconds", type=float, default=300.0, help="how long it idles (%(default)s)")
-    parser.add_argument("--moves", type=int, default=200, help="changes of tier for the lag (%(default)s)")
+    parser.add_argument("--moves", type=above_zero(int), default=200, help="changes of tier for the lag (%(default)s)")
     parser.add_argument(
         "--quiet-seconds",
         type=float,
@@ -239,4 +243,4 @@ async def _until(subject: Subject, so: Any) -> None:
 
 if __name__ == "__main__":
     enter_network()
-    main("operator", measure, description=__doc__, arguments=arguments)
+    main("operator", measure, description=__doc__, arguments=_arguments)

@@ -109,9 +109,16 @@ def _medians(points: Sequence[Point]) -> Point:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each point, three times (default 4)")
     parser.add_argument(
-        "--workers", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="of the closed loop (default 1 8 32)"
+        "--seconds", type=report.above_zero(float), default=4.0, help="of each point, three times (default 4)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=report.above_zero(int),
+        nargs="+",
+        default=[1, 8, 32],
+        metavar="N",
+        help="of the closed loop (default 1 8 32)",
     )
 
 

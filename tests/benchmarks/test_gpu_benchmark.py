@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import time
 
 import jax
 import pytest
@@ -80,13 +79,15 @@ def test_requests_are_waited_for_although_a_refusal_overtakes_them():
 
         def submit(self, _name, _inputs, done):
             first.append(0)
+            if len(first) == 4:
+                several.set()
             delay = 0.05 if len(first) % 2 else 0.0
             threading.Timer(delay, done, [Answered(0.0, delay, None)]).start()
 
-    first = []
+    first, several = [], threading.Event()
     with traffic._requests(Slow(), per_second=200.0) as answers:
-        time.sleep(0.03)
-    assert len(answers) == len(first) > 1
+        assert several.wait(20)
+    assert len(answers) == len(first) >= 4
 
 
 def test_every_part_has_figures_that_are_looked_for():
